@@ -43,9 +43,13 @@ WANTED: Final = (
     (files.HEARTBEATS, 4 * GIB),
     (files.LOGS, 4 * GIB),
     (files.STACKDUMPS, 64 * MIB),
+    (files.SINK_LOGS, 64 * MIB),
     (files.RUN_JSON, 16 * MIB),
     (files.RUN_INFO, 16 * MIB),
 )
+SINK_FOLDERS: Final = ("wandb", "mlruns")
+"""What a language model's sinks write where no service takes it: the pod goes, so it comes home with the rest. Their
+files are named by figures and settings (``train.sample_tokens``), so :data:`NEVER` does not look at them."""
 NEVER: Final = (files.CHECKPOINTS, "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
 MOST_FILES: Final = 4096
 MOST_BYTES: Final = 256 * GIB
@@ -103,7 +107,7 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
     refused = [*checked.refused, *refused]
     taken: dict[str, ListedFile] = {}
     total = 0
-    for name, parts in sorted(checked.kept.items()):
+    for name, parts in sorted(checked.kept.items(), key=lambda one: (_of_a_sink(one[1]), one[0])):
         limit, why = _judge(parts, coords)
         if why:
             refused.append(Refused(shown(name), why))
@@ -123,8 +127,15 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
     return Listing(taken, tuple(refused))
 
 
+def _of_a_sink(parts: Parts) -> bool:
+    """Whether a sink wrote it. However many files those are, they come last and crowd no evidence out."""
+    return len(parts) > 1 and parts[0] in SINK_FOLDERS
+
+
 def _judge(parts: Parts, coords: Collection[str]) -> tuple[int, str]:
     """How many bytes such a file may have, 0 if it is not wanted; or why a file of this kind is not this pod's."""
+    if _of_a_sink(parts):
+        return GIB, ""
     if any(fnmatchcase(part, never) for part in parts for never in NEVER):
         return 0, ""
     others = False

@@ -113,6 +113,20 @@ def test_curves_environment_and_text_of_a_language_model_come_home() -> None:
     assert sorted(file_listing.read_offer(listed(*((n, 1) for n in names)), {"p0r0s0t0"}).files) == sorted(names)
 
 
+def test_what_a_sink_wrote_without_a_service_comes_home_before_the_pod_goes_and_crowds_no_evidence_out() -> None:
+    offline = "wandb/offline-run-20261129_184001-lm.full"
+    run = "mlruns/911860311187221700/1dc47fd4ba184989920d0465d687ebb1"
+    names = [f"{offline}/run-lm.full.wandb", f"{offline}/logs/debug.log", "mlruns/0/meta.yaml", f"{run}/meta.yaml"]
+    names += [f"{run}/params/train.sample_tokens", f"{run}/metrics/train/loss", f"{run}/tags/mlflow.runName"]
+    names += ["sink_wandb.log", "sink_mlflow.log"]
+    found = file_listing.read_offer(listed(*((n, 1) for n in names)), {"p0r0s0t0"})
+    assert sorted(found.files) == sorted(names)
+    assert found.refused == ()
+    many = [(f"{run}/params/p{n}", 1) for n in range(file_listing.MOST_FILES)]
+    found = file_listing.read_offer(listed(*many, ("training.csv", 1), ("val.csv", 1)), {"p0r0s0t0"})
+    assert {"training.csv", "val.csv"} < found.files.keys()
+
+
 def test_what_may_not_leave_a_pod_is_not_even_asked_for() -> None:
     names = ["checkpoints/step-1/x", "inputs.sealed", "relay.token", "identity/ed25519", "a.key", "plane/x", "tb/a/b"]
     names += ["transcript_p0r0s0t0/x.key", "worker_token.log", "transcript_p0r0s0t0/deep/leaves.bin", "start/c0.box"]

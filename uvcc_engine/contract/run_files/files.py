@@ -86,6 +86,7 @@ EXITS: Final = "exit*.json"
 RESULTS: Final = "result*.json"
 LOGS: Final = "worker_*.log"
 STACKDUMPS: Final = "stackdump_*.txt"
+SINK_LOGS: Final = "sink_*.log"
 """Patterns of what the functions here name."""
 
 
