@@ -103,6 +103,15 @@ def test_the_end_of_the_attempt_before_is_not_told_again_behind_a_resume() -> No
     assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0", "worker p0r0s0t0 exit 1"]
 
 
+def test_what_comes_with_every_step_is_no_line_of_the_log() -> None:
+    """Of a run of six pods it left no room for anything else."""
+    names = ["fwd_open_ok", "bwd_open_ok", "pipeline_tick", "checkpoint_written"]
+    told = [ev.EngineEvent(pod="p0r0", level="info", event=name, fields={"step": 3, "count": 1}) for name in names]
+    assert [entry.text.partition(" count")[0] for entry in fold([CREATED, *told]).log] == [
+        "checkpoint written at step 3"
+    ]
+
+
 def test_a_resume_counts_no_silence_from_the_attempt_before() -> None:
     """The worker of a failed attempt said nothing for minutes, and right after the resume it was called silent."""
     coord = "p0r0s0t0"

@@ -25,7 +25,7 @@ from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows
 from uvcc_console.ui.panels import cost, fleet_grid, home, ledger, plane, result, rollout, worker_detail
 from uvcc_console.ui.panels.charts import ChartsPanel
-from uvcc_console.ui.panels.fleet import FleetPanel, labels
+from uvcc_console.ui.panels.fleet import FleetPanel, FleetState, fleet_lines, labels
 from uvcc_console.ui.widgets import curves, scrub
 
 NO_FILES = rechecks.Rechecks(Path("nowhere"))
@@ -327,6 +327,15 @@ def test_who_everybody_waits_for_is_named_and_the_first_that_differs() -> None:
     text = text_of(plane.wait_lines(view, 120))
     assert "2 wait for P1" in text
     assert "furthest behind: p1r0s0t0" in text
+
+
+@pytest.mark.parametrize("width", [78, 110])
+@pytest.mark.parametrize(("whom", "told"), [("p1", "waits P1"), ("p1r1s0t0", "waits p1r1")])
+def test_the_fleet_says_whom_a_worker_waits_for_however_long_it_waits(whom: str, told: str, width: int) -> None:
+    story = Story().full(3)
+    record = {"step": 3, "phase": "train", "waiting_on": whom, "waiting_s": 1234.5}
+    story.add(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
+    assert told in text_of(fleet_lines(view_of(story), FleetState(), width))
 
 
 def test_where_steps_are_short_the_planes_own_events_name_the_slow_pair() -> None:

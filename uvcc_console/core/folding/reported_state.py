@@ -20,7 +20,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.untrusted import as_int, hint_of, scalar_text
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.event_names import area_of
-from uvcc_engine.contract.run_files.narrate import only_told
+from uvcc_engine.contract.run_files.narrate import OF_EVERY_STEP, only_told
 from uvcc_engine.contract.text import clean
 
 AGREEMENT_KEEP = 64
@@ -92,6 +92,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         s = _outage(s, e)
     elif e.event == "plane_counters":
         return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
+    elif e.event in OF_EVERY_STEP:
+        return s  # the log of six pods would tell nothing else
     elif e.event == "sample_written":
         s = changed(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
     elif e.event == files.STEPS_REPEATED and "after" not in e.fields:  # of a resume, not of a rollback

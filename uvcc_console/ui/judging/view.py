@@ -26,6 +26,8 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
+WAITS = "waits for "
+"""How the word of a worker begins that waits for somebody; whom, and for how long, follows."""
 _PACED: Final = 20  # steps that the time left is reckoned by
 NEWS_S = 5.9  # the conductor writes something every 5 s: when it does not, silence says nothing about workers
 
@@ -209,7 +211,7 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
     if w.phase == "hold":
         return Health(5, "warn", g.wait, "held", "held")
     if (waiting := Waiting.of(w.beat)) is not None:
-        return Health(3, "warn", g.late, f"waits for {waiting}", "live")
+        return Health(3, "warn", g.late, f"{WAITS}{waiting}", "live")
     return Health(7, "ok", g.live, "live", "live")
 
 

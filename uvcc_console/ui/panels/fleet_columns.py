@@ -11,15 +11,17 @@ from uvcc_console.core.series import Series
 from uvcc_console.ui.drawing.format import age, number, short
 from uvcc_console.ui.drawing.paint import Span, clean
 from uvcc_console.ui.drawing.spark import spark
-from uvcc_console.ui.judging.view import FleetRow, View, party_role
+from uvcc_console.ui.judging.view import WAITS, FleetRow, View, party_role
 from uvcc_console.ui.widgets.heat import floor_of
 from uvcc_console.ui.widgets.table import Column
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
 from uvcc_engine.contract.run_files.waiting import Waiting
 
 CURSOR: Final = Column("cursor", "", 2)
 TREND: Final = 10
+_PARTIES: Final = tuple(f"p{p}" for p in range(PARTIES))
 Sortable = float | str | None
 
 
@@ -99,7 +101,12 @@ def _paths(view: View, row: FleetRow, stale: str) -> Span:
 
 
 def _state(view: View, row: FleetRow, stale: str) -> Span:
-    return f"{row.health.glyph} {row.health.word.replace('stopped because of', 'due to')}", row.health.role
+    """The state in as few words as tell it: of a wait whom it is for, since the column has no room for how long."""
+    word = row.health.word.replace("stopped because of", "due to")
+    if word.startswith(WAITS) and (waiting := Waiting.of(row.beat)) is not None:
+        whom = clean(waiting.whom)
+        word = f"waits {whom.upper() if whom in _PARTIES else whom}"
+    return f"{row.health.glyph} {word}", row.health.role
 
 
 class _Same:
