@@ -38,6 +38,7 @@ from uvcc_console.ui.registry.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.bars import FooterBar
+from uvcc_console.ui.widgets.panel import action_of
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 from uvcc_engine.contract.errors import UvccError
@@ -244,7 +245,11 @@ class UvccApp(RunConsole):
         self.commands.open(event.number, self.main.trail.here.pod if event.number == PodPanel.number else "")
 
     @on(FooterBar.Clicked)
-    def _footer_key(self, event: FooterBar.Clicked) -> None:
+    async def _footer_key(self, event: FooterBar.Clicked) -> None:
+        panel = self.main.alone()
+        if panel is not None and (event.key, event.name) in panel.hints:
+            await self.run_action(action_of(panel.BINDINGS, event.key), panel)
+            return
         meant = [a for a in ACTIONS.values() if a.label == event.key]
         named = [a for a in meant if a.name == event.name]  # Esc is both a release and the way back
         for action in (named or meant)[:1]:

@@ -236,6 +236,101 @@ async def test_keys_of_the_charts_pick_smooth_and_change_the_axis(folder: Path) 
         assert charts.look.axis == "step"
 
 
+MANY_FIGURES = {
+    f"layers.{i}.{part}/{what}": float(i) for i in range(6) for part in ("attn", "mlp") for what in ("lr", "norm")
+}
+
+
+def many(story: Story, steps: int = 5) -> Story:
+    """As a trainer of somebody else's tells: the norms and rates of every layer."""
+    for step in range(1, steps + 1):
+        values = {name: value + 1 / step for name, value in MANY_FIGURES.items()}
+        story.add(ev.Metric(coord="p0r0s0t0", step=step, values=values))
+    return story
+
+
+def headed(charts: ChartsPanel) -> str:
+    """The headings of all charts that are drawn, in sight or not."""
+    return "\n".join(plain(line) for line in charts.lines)
+
+
+async def test_the_filter_narrows_the_page_of_charts_by_their_names_and_says_how_many_are_left(folder: Path) -> None:
+    async with desk(many(Story().full(60)), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        whole = len(names(charts.view))
+        await d.press("2", "slash", *typed("/s.[01].*norm/"), "enter")
+        assert f"4 of {whole} charts //s.[01].*norm/" in d.text
+        assert "layers.1.mlp/norm" in headed(charts)
+        assert "layers.2.mlp/norm" not in headed(charts)
+        assert "learning rate" not in headed(charts)
+        await d.press("j", "j", "enter")
+        assert charts.picked == "layers.0.mlp/norm"
+        d.app.commands.do_filter("learning")
+        await d.press("enter")
+        assert f"1 of {whole} charts /learning" in d.text, "known by its title, too"
+        d.app.commands.do_filter("p1r0")
+        await d.settle()
+        assert "every chart /p1r0" in d.text, "what no chart is called by says nothing about charts"
+        assert "layers.2.mlp/norm" in headed(charts)
+        await d.press("escape")
+        assert "charts /" not in d.text
+        d.app.commands.do_filter("norm")
+        await d.press("0")
+        assert "loss" in headed(charts), "the overview keeps its charts"
+
+
+async def test_of_many_charts_each_has_its_value_at_the_crosshair_in_its_heading_and_all_can_be_scrolled_to(
+    folder: Path,
+) -> None:
+    async with desk(many(Story().full(60)), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2")
+        whole = len(charts.lines)
+        await d.press("home", "right")
+        assert "crosshair at step 2" in d.text
+        assert len(charts.lines) == whole
+        heading = next(line for line in headed(charts).splitlines() if "layers.3.mlp/norm" in line)
+        assert "3.500" in heading
+        await d.press("end")
+        heading = next(line for line in headed(charts).splitlines() if "layers.3.mlp/norm" in line)
+        assert "3.200 at step 5" in heading, "measured at an earlier step"
+
+
+async def test_the_crosshair_begins_in_sight_crosses_a_long_run_in_few_moves_and_takes_the_window_along(
+    folder: Path,
+) -> None:
+    async with desk(Story(steps=3000).full(60), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        d.append(*(ev.Metric(coord="p0r0s0t0", step=step, values={"loss": 1 / step}) for step in range(61, 2001)))
+        await d.settle()
+        await d.press("2", "home")
+        assert charts.cursor == 1
+        await d.press("right", "right")
+        assert charts.cursor == 21
+        await d.press("backspace", "z", "z", "shift+left", "shift+left")
+        frame = charts.frame()
+        assert (round(frame.x0 or 0), round(frame.x1 or 0)) == (1250, 1750)
+        await d.press("left")
+        assert charts.cursor == 1750, "the newest step in sight, not of the run"
+        await d.press("right")
+        assert charts.cursor == 1752, "finer when zoomed in"
+        frame = charts.frame()
+        assert frame.x0 is not None
+        assert frame.x1 is not None
+        assert frame.x0 < 1752 < frame.x1
+
+
+async def test_with_a_crosshair_the_chart_that_is_picked_comes_in_sight_also_where_few_charts_find_no_room(
+    folder: Path,
+) -> None:
+    async with desk(Story(replicas=1).full(60), folder, (80, 24)) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2", "left", *["j"] * len(names(charts.view)))
+        title = TITLES[names(charts.view)[-1]]
+        assert any(plain(line).startswith(title) for line in charts.lines)
+        assert "step 60" in d.text
+
+
 @pytest.mark.ci(__file__)
 async def test_another_run_lies_over_the_charts_until_it_is_taken_away(folder: Path) -> None:
     other = Story(seed=9, steps=60).finished()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.events import Click, MouseUp
@@ -15,12 +17,14 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.actions import layouts
 from uvcc_console.ui.feed import kept_layout
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
+from uvcc_console.ui.panels.charts import ChartsPanel
 from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_console.ui.panels.ledger import LedgerPanel
 from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.borders import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Borders, grip_at
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.screens.jump import JumpScreen, signs
+from uvcc_console.ui.widgets.panel import action_of
 from uvcc_console.ui.widgets.prompt import Prompt
 
 BODY, RIGHT, LOG = Region(0, 2, 160, 33), Region(112, 2, 48, 33), Region(0, 35, 160, 14)
@@ -265,3 +269,23 @@ def test_what_is_kept_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept_layout.keep(ScreenLayout(right=60, columns=("pod",)))
     assert json.loads(kept_layout.path().read_text())["right"] == 60
     assert kept_layout.path().stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("panel", [ChartsPanel, FleetPanel, LogView], ids=lambda p: p.__name__)
+def test_every_key_that_a_panels_page_names_is_one_of_its_own_and_in_its_help(panel: type[Any]) -> None:
+    for key, _ in panel.hints:
+        assert action_of(panel.BINDINGS, key), f"{key} does nothing in {panel.__name__}"
+        assert re.search(rf"(?<![\w]){re.escape(key)}(?![\w])", panel.help), f"{key} is not in the help"
+
+
+async def test_a_page_names_the_keys_of_its_panel_and_a_click_on_one_does_as_the_key(folder: Path) -> None:
+    async with desk(Story().full(60), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        assert "smooth" not in d.text.splitlines()[-1], "the overview has many panels"
+        await d.press("2")
+        line = d.text.splitlines()[-1]
+        assert "j pick  enter alone  l log  e smooth" in line
+        await d.pilot.click("#footer", offset=(line.index("l log") + 2, 0))
+        assert charts.log_scale
+        await d.press("2")
+        assert "smooth" not in d.text.splitlines()[-1]

@@ -38,6 +38,10 @@ class Filter:
         kept = tuple((name, test) for name, test in self.tests if name not in names)
         return self if len(kept) == len(self.tests) else Filter(self.source, kept)
 
+    def words(self) -> Filter:
+        """The part of the filter that asks for no field: for what has nothing but a name."""
+        return Filter(self.source, tuple((name, test) for name, test in self.tests if not name))
+
 
 def _value(name: str, raw: str | float) -> float | None:
     if isinstance(raw, str):

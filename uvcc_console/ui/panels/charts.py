@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.binding import BindingType
 from textual.message import Message
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.drawing.format import duration, number
+from uvcc_console.ui.drawing.format import number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.board import board_lines
-from uvcc_console.ui.widgets.canvas import Curve, Frame, plot
+from uvcc_console.ui.widgets.canvas import Frame, plot
 from uvcc_console.ui.widgets.curves import (
     AXES,
     FROM_ZERO,
@@ -28,44 +28,20 @@ from uvcc_console.ui.widgets.curves import (
     axis_of,
     constants,
     curves_of,
-    last_common,
     names,
     per_step,
     read_at,
 )
-from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_console.ui.widgets.legend import axis_words, legend_spans
+from uvcc_console.ui.widgets.panel import Hints, Panel
 
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
 RATE = ("samples_per_s", "toks_per_s")
 PLAIN = ChartLook()
-
-
-def _legend(view: View, curves: Sequence[Curve], same: bool, axis: str = "step") -> list[Span]:
-    """The newest value of every curve; where parties are at different steps, of the last step that all have."""
-    g = view.glyphs
-    named = [c for c in curves if c.name]
-    mine = [c for c in named if c.name[:1] == "P" and c.name[1:].lstrip("-").isdecimal()]
-    others = [c for c in named if c not in mine]
-    out: list[Span] = []
-    at = last_common(mine)
-    points = [read_at(c, at) for c in mine] if at is not None else []
-    uneven = at is not None and any(c.xs[-1] != at for c in mine)
-    agreed = len(mine) == PARTIES and all(point is not None and point == points[0] for point in points)
-    if (same or agreed) and mine:
-        for p in range(PARTIES):
-            out += [(f" {g.equal} " if p else "", "muted"), (f"P{p}", f"p{p}")]
-        out += [("  ", ""), (number(points[0][1] if points and points[0] else mine[0].ys[-1]), "title")]
-    else:
-        for c, point in zip(mine, points or [None] * len(mine), strict=True):
-            shown = number(c.ys[-1] if point is None else point[1])
-            out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
-    if uneven and at is not None:
-        where = f"step {at:.0f}" if axis == "step" else axis_words(view.snap, axis, at)
-        out.append((f" at {where}", "muted"))
-    for c in others:
-        out += [(("  " if out else "") + clean(c.name) + " ", c.role), (number(c.ys[-1]), "title")]
-    return out
+ACROSS: Final = 200
+"""So many moves of the crosshair lead from one end of the window to the other."""
+MANY: Final = 12
+"""Of more charts than this the values at the crosshair stand in their headings, and below the charts of fewer."""
 
 
 def chart(
@@ -76,8 +52,12 @@ def chart(
     frame: Frame | None = None,
     look: ChartLook = PLAIN,
     mark: bool = False,
+    inspect: bool = False,
 ) -> list[Line]:
-    """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines."""
+    """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines.
+
+    ``inspect``: the heading has what was measured at the crosshair.
+    """
     if axis_of(view.snap, look.axis) is None:  # kept of another run: this one does not know it
         look = replace(look, axis=AXES[0])
     curves, bands, same = curves_of(view, name, look)
@@ -87,7 +67,11 @@ def chart(
     title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
     if frame.log:
         title.append((" log", "muted"))
-    legend = _legend(view, curves, same, look.axis)
+    if inspect and frame.cursor is not None:
+        seen, _, same = curves_of(view, name, replace(look, smooth=0.0))
+        legend = legend_spans(view, seen, same, look.axis, frame.cursor)
+    else:
+        legend = legend_spans(view, curves, same, look.axis)
     lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
     lines += plot(curves, width, height - 1, view.glyphs, frame=frame, bands=bands, x_labels=height > 4)
     lines += [[("", "")] for _ in range(height - len(lines))]
@@ -132,6 +116,14 @@ def overview_lines(
     return beside([(chart(view, main, left, height, frame, look), left), (blocks, right)])
 
 
+def matching(view: View) -> list[str]:
+    """The figures that the filter's words find by name; all of them where they find none, as a pod's name does."""
+    known, wanted = names(view), view.filter.words()
+    if not wanted:
+        return known
+    return [n for n in known if wanted.matches({}, f"{n} {TITLES.get(n, '')}".lower())] or known
+
+
 def across(width: int, charts: int) -> int:
     """How many charts stand side by side: as many as there is room for, with as few gaps at the end as can be."""
     most = max(1, min(charts, width // 50 if width >= 100 else 1, 4))
@@ -139,10 +131,16 @@ def across(width: int, charts: int) -> int:
 
 
 def grid_lines(
-    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN, picked: str = ""
+    view: View,
+    width: int,
+    height: int,
+    frame: Frame | None = None,
+    look: ChartLook = PLAIN,
+    picked: str = "",
+    inspect: bool = False,
 ) -> list[Line]:
     """Every series that moves in a grid, as many columns as there is room for; then what never moved."""
-    known = names(view)
+    known = matching(view)
     if not known:
         return _waiting(view, width, height)
     tail = still_lines(view, width)
@@ -152,8 +150,8 @@ def grid_lines(
     each_h = max(7, (height - len(tail)) // down)
     out: list[Line] = []
     for i in range(0, len(known), columns):
-        row = [(chart(view, n, each_w, each_h, frame, look, n == picked), each_w) for n in known[i : i + columns]]
-        out += beside(row)
+        row = [chart(view, n, each_w, each_h, frame, look, n == picked, inspect) for n in known[i : i + columns]]
+        out += beside([(block, each_w) for block in row])
     return [*out, *tail]
 
 
@@ -191,10 +189,20 @@ class ChartsPanel(Panel):
         "Loss per party, test accuracy and throughput, as the workers report them. One line: all parties say the same; "
         "with replicas the line is their mean and the raster their range. Values are those of the last step that all "
         "parties have.\n"
-        "j k pick a chart, enter shows it alone · l log scale · e smoother, measured values stay behind · a axis: "
-        "step, time, tokens · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
-        "pan · left right move the crosshair, home end to the first and last step · backspace the whole run · "
-        ":compare RUN lays another run over it, c the newest other one, the next, none"
+        "j k pick a chart, enter shows it alone · / only charts of such a name, on this page · l log scale · e "
+        "smoother, measured values stay behind · a axis: step, time, tokens · z Z zoom in and out around the "
+        "crosshair, else to the newest part · shift and arrows pan · left right move the crosshair, finer when zoomed "
+        "in, home end to the first and last step · backspace the whole run · :compare RUN lays another run over it, c "
+        "the newest other one, the next, none"
+    )
+    hints: ClassVar[Hints] = (
+        ("j", "pick"),
+        ("enter", "alone"),
+        ("l", "log"),
+        ("e", "smooth"),
+        ("a", "axis"),
+        ("z", "zoom"),
+        ("c", "compare"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("j,down", "pick(1)", "next chart"),
@@ -228,6 +236,14 @@ class ChartsPanel(Panel):
         self.picked = ""
         self.alone = False
 
+    def _known(self) -> list[str]:
+        """The figures that are drawn here: on the page those that the filter finds."""
+        return matching(self.view) if self.has_class("-paged") else names(self.view)
+
+    def _alone(self) -> bool:
+        """Whether one chart has the whole panel."""
+        return self.alone and self.picked in self._known()
+
     def _extent(self) -> tuple[float, float]:
         """First and last step measured."""
         lines = [s for by in self.view.snap.series.values() for s in by.values() if len(s)]
@@ -256,16 +272,22 @@ class ChartsPanel(Panel):
         stage = view.snap.stage
         moving = view.snap.series, stage.status if stage else "", stage.name if stage else "", view.glyphs
         before = (view.snap.pods, view.snap.workers, int(view.now)) if not view.snap.series else ()
-        return (*moving, *before)
+        return (*moving, view.filter.source, *before)
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         reading = self.reading(view, width)[: max(1, height // 2)]
         room = max(1, height - len(reading))
-        frame, known = self._on_axis(self.frame()), names(view)
-        if self.alone and self.picked in known:
+        frame = self._on_axis(self.frame())
+        if self._alone():
             lines = chart(view, self.picked, width, max(5, room), frame, self.look, True)
         elif self.has_class("-paged"):
-            lines = grid_lines(view, width, room, frame, self.look, self.picked if self.has_focus else "")
+            picked = self.picked if self.has_focus else ""
+            lines = grid_lines(view, width, room, frame, self.look, picked)
+            if reading and len(self._known()) > MANY:
+                return grid_lines(view, width, height, frame, self.look, picked, inspect=True)
+            if reading:  # nothing scrolls beside the values, so the chart that is picked is brought in sight
+                start = max(0, min(_picked_at(lines), len(lines) - room))
+                lines = lines[start:]
         else:
             lines = overview_lines(view, width, room, frame, self.look)
         return [*lines[:room], *reading] if reading else lines
@@ -283,7 +305,7 @@ class ChartsPanel(Panel):
         if self.look.axis != "step" and to is not None:
             out.append((f" {axis_words(view.snap, self.look.axis, to(at))}", "accent"))
         measured = replace(self.look, axis="step", smooth=0.0)
-        for name in names(view):
+        for name in [self.picked] if self._alone() else self._known():
             curves, _, _ = curves_of(view, name, measured)
             told = [(c, point) for c in curves if (point := read_at(c, at)) is not None]
             out += [(f"   {TITLES.get(name, name)}", "muted")] if told else []
@@ -295,7 +317,10 @@ class ChartsPanel(Panel):
 
     def heading(self, view: View) -> tuple[str, str]:
         frame = self.frame()
-        notes = ["log"] if self.log_scale else []
+        notes = [self._filtered()] if self.has_class("-paged") and view.filter.words() else []
+        if self.cursor is not None and not self._alone() and self.has_class("-paged"):
+            notes.append(f"crosshair at step {self.cursor:.0f}")
+        notes += ["log"] if self.log_scale else []
         if self.look.smooth:
             notes.append(f"smoothed {self.look.smooth:g}")
         if self.look.axis != "step" and axis_of(view.snap, self.look.axis) is not None:
@@ -307,6 +332,12 @@ class ChartsPanel(Panel):
         if not view.snap.series and view.snap.run:
             return "Pods", ""
         return "Charts", f" {view.glyphs.dot} ".join(notes)
+
+    def _filtered(self) -> str:
+        """How many charts the filter leaves."""
+        shown, known = len(self._known()), len(names(self.view))
+        told = f"{shown} of {known} charts" if shown < known else "every chart"
+        return f"{told} /{self.view.filter.source}"
 
     def action_other(self) -> None:
         """The newest other run over the charts, then the next, at last none."""
@@ -320,20 +351,20 @@ class ChartsPanel(Panel):
 
     def action_pick(self, by: int) -> None:
         """Pick the next chart; on the overview, scroll."""
-        known = names(self.view)
+        known = self._known()
         if not known or not (self.alone or self.has_class("-paged")):
             return
         at = known.index(self.picked) + by if self.picked in known else 0
         self.picked = known[at % len(known)]
         self.redraw()
         if not self.alone:
-            here = next((i for i, line in enumerate(self.lines) if any(role == "key" for _, role in line)), 0)
+            here = _picked_at(self.lines)
             if not self.scroll_offset.y <= here < self.scroll_offset.y + self.content_region.height - 6:
                 self.scroll_to(y=here, animate=False, force=True)
 
     def action_alone(self) -> None:
         """The picked chart alone, or all of them again."""
-        known = names(self.view)
+        known = self._known()
         if known:
             self.picked = self.picked if self.picked in known else known[0]
             self.alone = not self.alone
@@ -374,9 +405,16 @@ class ChartsPanel(Panel):
         self.redraw()
 
     def action_cross(self, by: int) -> None:
-        """Move the crosshair by a step."""
+        """Move the crosshair by a step, of a long run by what can be seen; the window goes along."""
         first, last = self._extent()
-        self.cursor = last if self.cursor is None else min(last, max(first, self.cursor + by))
+        frame = self.frame()
+        x0, x1 = (first if frame.x0 is None else frame.x0), (last if frame.x1 is None else frame.x1)
+        far = by * max(1, round((x1 - x0) / ACROSS))
+        if self.cursor is None:  # it appears at the newest step in sight, and leaves from there for an end of the run
+            self.cursor, far = round(x1), far if abs(by) > 1 else 0
+        self.cursor = min(last, max(first, self.cursor + far))
+        if not x0 <= self.cursor <= x1:
+            self.centre = self.cursor
         self.redraw()
 
     def action_reset(self) -> None:
@@ -385,6 +423,6 @@ class ChartsPanel(Panel):
         self.redraw()
 
 
-def axis_words(s: Snapshot, axis: str, x: float) -> str:
-    """A place on the x axis in words."""
-    return duration(x) if axis == "time" else f"{number(x)} {per_step(s)[1]}"
+def _picked_at(lines: Sequence[Line]) -> int:
+    """The line of the heading of the chart that is picked; the first without one."""
+    return next((i for i, line in enumerate(lines) if any(role == "key" for _, role in line)), 0)

@@ -18,7 +18,7 @@ from uvcc_console.ui.panels.fleet_columns import chosen as columns
 from uvcc_console.ui.panels.fleet_grid import grid_lines, neighbour
 from uvcc_console.ui.panels.worker_detail import detail_lines
 from uvcc_console.ui.widgets.heat import heat_lines
-from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.panel import Hints, Panel
 from uvcc_console.ui.widgets.table import body, choose, head
 from uvcc_engine.contract.text import counted
 
@@ -164,6 +164,14 @@ class FleetPanel(Panel):
         "by the next column, O the other way round, :sort NAME · c chooses columns · v board or table · f jumps by "
         "letter · enter opens the pod · "
         "/ filters, e.g. party=1 age>6"
+    )
+    hints: ClassVar[Hints] = (
+        ("enter", "open"),
+        ("o", "sort"),
+        ("c", "columns"),
+        ("v", "board"),
+        ("space", "mark"),
+        ("f", "jump"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("space", "mark", "mark"),

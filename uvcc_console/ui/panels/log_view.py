@@ -26,7 +26,7 @@ from uvcc_console.ui.widgets.log_lines import (
     row_count,
     wrapped,
 )
-from uvcc_console.ui.widgets.panel import HasPalette
+from uvcc_console.ui.widgets.panel import HasPalette, Hints
 from uvcc_console.ui.widgets.pressed import Pressed
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.run_files.eventlog import LEVELS as SHOWN_LEVELS
@@ -40,6 +40,15 @@ class LogView(ScrollView, Pressed, can_focus=True):
     """Log lines of the whole run, merged by time of arrival."""
 
     DEFAULT_CSS = "LogView { scrollbar-size: 1 1; overflow-x: hidden; overflow-y: scroll; }"
+    hints: ClassVar[Hints] = (
+        ("l", "level"),
+        ("e", "error"),
+        ("a", "party"),
+        ("i", "interval"),
+        ("w", "wrap"),
+        ("y", "copy"),
+        ("S", "save"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("j,down", "line(1)", "down"),
         ("k,up", "line(-1)", "up"),

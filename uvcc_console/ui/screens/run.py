@@ -24,7 +24,7 @@ from uvcc_console.ui.registry.panels import Place, panels
 from uvcc_console.ui.screens.borders import Borders, Grip, grip_at
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
-from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.panel import Hints, Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 
@@ -96,7 +96,7 @@ class RunScreen(Screen[None]):
     def show(self, view: View, keys: Sequence[tuple[str, str, bool]]) -> None:
         """Give every visible part the new view."""
         self.view = view
-        self.query_one(FooterBar).keys = keys
+        self.query_one(FooterBar).keys = [*keys, *((key, name, True) for key, name in self.hints())]
         for bar in self.query(Bar):
             bar.show(view)
         for panel in (self.query_one(HaltPanel), self.query_one(ResultPanel)):
@@ -135,6 +135,15 @@ class RunScreen(Screen[None]):
         return ("overview", *(s.pod if s.page == PodPanel.number else named.get(s.page, "") for s in path[1:])) * (
             len(path) > 1
         )
+
+    def alone(self) -> Panel | LogView | None:
+        """The panel that is shown alone."""
+        return next((p for p in self.panels() if self.page and p.number == self.page), None)
+
+    def hints(self) -> Hints:
+        """The keys that the panel's own page has beside everybody's, with what they are for."""
+        panel = self.alone()
+        return panel.hints if panel is not None else ()
 
     def leave(self, filtered: str) -> None:
         """Remember how this view looks, for whoever comes back to it."""

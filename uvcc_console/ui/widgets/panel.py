@@ -14,11 +14,19 @@ from uvcc_console.ui.drawing.paint import Line, Palette, ascii_text, literal
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.pressed import Pressed
 
+Hints = tuple[tuple[str, str], ...]
+
 
 class HasPalette(Protocol):
     """What a panel needs of its app."""
 
     palette: Palette
+
+
+def action_of(bindings: Sequence[BindingType], key: str) -> str:
+    """What a panel does at a key of its own; empty for a key that it does not have."""
+    own = (b for b in bindings if isinstance(b, tuple))
+    return next((b[1] for b in own if key in b[0].split(",")), "")
 
 
 def _same(a: object, b: object) -> bool:
@@ -40,6 +48,7 @@ class Panel(ScrollView, Pressed, can_focus=True):
     title: ClassVar[str] = ""
     number: ClassVar[str] = ""
     help: ClassVar[str] = ""
+    hints: ClassVar[Hints] = ()  # keys of its own that its page's last line names, and for what
     grows: ClassVar[bool] = False  # whether the panel's height follows its lines (bounded by its CSS)
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
