@@ -188,6 +188,56 @@ def test_a_teardown_looks_again_for_what_its_run_could_not_prove(
     assert name not in shop.pods
 
 
+def kept_run() -> str:
+    """A run that ended well and kept its two pods; the name of the first."""
+    folder = Path(os.environ["UVCC_HOME"]) / "runs" / "kept-1"
+    folder.mkdir(parents=True)
+    kinds = {"job_kind": "lm", "replicas": 1, "pipeline_stages": 1, "tensor": 1, "stages": []}
+    fleet = {"provider": "local", "keep_pods": True}
+    journal = Journal(folder / "journal.sqlite", source="test")
+    journal.append(
+        ev.RunCreated(ts=time.time(), run="kept-1", profile_name="d", profile={"fleet": fleet}, **kinds),
+        *(ev.PodChanged(pod=f"p{p}r0", party=p, replica=0, provider="local", state="agent") for p in (0, 1)),
+        ev.RunEnded(status="ok", detail="", leaks=[]),
+    )
+    journal.close()
+    (folder / f"{CONDUCTOR}.json").write_text(json.dumps({"pid": os.getpid(), "starttime": 1}))  # it has gone
+    return "uvcc-kept-1-p0r0"
+
+
+def test_a_teardown_ends_what_its_run_kept_and_says_gone_of_nothing_that_is_there(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said of kept pods, which may cost money, that they were proven gone."""
+    first = kept_run()
+    second = first.replace("p0", "p1")
+    shop.pods |= {n: Pod(n, 0, 0, "local", n) for n in (first, second)}
+    shop.stubborn = {second}
+    assert main(["teardown", "kept-1"]) == 1
+    said = capsys.readouterr()
+    assert f"kept-1: NOT proven gone: {second}" in said.err
+    assert (first in shop.pods, second in shop.pods) == (False, True)
+    shop.stubborn = set()
+    assert main(["teardown", "kept-1"]) == 0
+    assert capsys.readouterr().out == "kept-1: 2 pods proven gone (ok)\n"
+    assert second not in shop.pods
+
+
+def test_a_teardown_leaves_kept_pods_to_a_live_run_that_took_them_over(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = kept_run()
+    shop.pods[first] = Pod(first, 0, 0, "local", first)
+    journal = Journal(Path(os.environ["UVCC_HOME"]) / "runs" / "live-1" / "journal.sqlite", source="test")
+    kinds = {"job_kind": "lm", "replicas": 1, "pipeline_stages": 1, "tensor": 1, "stages": []}
+    fleet = {"provider": "local", "attach_prefix": "uvcc-kept-1-"}
+    journal.append(ev.RunCreated(run="live-1", profile_name="d", profile={"fleet": fleet}, **kinds))
+    journal.close()
+    assert main(["teardown", "kept-1"]) == 1
+    assert f"{first} is in use by a live run" in capsys.readouterr().err
+    assert first in shop.pods
+
+
 def test_a_create_without_an_answer_is_unknown_until_it_is_proven_nothing(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:

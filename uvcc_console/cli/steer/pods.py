@@ -112,6 +112,24 @@ def settle(run_dir: Path, names: Collection[str]) -> None:
             common.say(f"uvcc: {name}: {e}")
 
 
+def end_kept(run_dir: Path) -> list[str]:
+    """End the pods that a run kept when it ended (fleet.keep_pods); the names of those that are not proven gone."""
+    from uvcc_console.core.pod_states import ABSENT
+    from uvcc_console.runs.kept_pods import fleet_of
+    from uvcc_console.runs.sweep import LIVE, fate_of
+
+    def there() -> list[str]:
+        s = common.load_snapshot(run_dir)
+        keeps = bool(fleet_of(s).get("keep_pods")) and s.status == "ok"
+        return [f"{POD_PREFIX}{s.run}-{pod.pod}" for pod in s.pods.values() if keeps and pod.state not in ABSENT]
+
+    used = [name for name in there() if fate_of(name) == LIVE]
+    for name in used:
+        common.say(f"uvcc: {name} is in use by a live run")
+    settle(run_dir, [name for name in there() if name not in used])
+    return there()
+
+
 async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
     from uvcc_console.fleet.inventory import InventoryProvider
     from uvcc_console.fleet.provider import Rents

@@ -36,15 +36,16 @@ def run(argv: list[str]) -> int:
             common.say("  what they had recorded, and the disk here did not take, is gone with them")
             common.say(f"  when the disk takes something again, uvcc teardown {s.run} writes the run's end down")
         return OK
-    gone = bool(s.ended) and not s.leaks
+    kept = pods.end_kept(run_dir) if s.ended else []
+    gone = bool(s.ended) and not s.leaks and not kept
     if args.json:
-        common.emit({"run": s.run, "status": s.status, "gone": gone, "leaks": list(s.leaks)})
+        common.emit({"run": s.run, "status": s.status, "gone": gone, "leaks": [*s.leaks, *kept]})
     elif gone and s.followed:
         common.show(f"{s.run}: no longer followed ({s.status}); nothing at {s.followed} was touched")
     elif gone:
         common.show(f"{s.run}: {counted(len(s.pods), 'pod')} proven gone ({s.status})")
     else:
-        why = ", ".join(s.leaks or unwritten or ()) or s.detail or "the conductor died"
+        why = ", ".join([*s.leaks, *kept] or unwritten or ()) or s.detail or "the conductor died"
         common.say(f"{s.run}: NOT proven gone: {why}")
         for name in s.leaks:  # each with its reason and the command that ends it
             pod = s.pods.get(name.rpartition("-")[2])
