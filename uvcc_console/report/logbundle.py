@@ -142,12 +142,17 @@ def _compress(path: Path, packed: Path) -> list[Path]:
 
 
 def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
-    """Every file of a run's artifacts with its hash, in order of name."""
+    """Every file of a run's artifacts with its hash, in order of name.
+
+    But for what a service's library wrote for itself: it repeats figures, and is named by hexadecimal ids of its own.
+    """
     found = []
     for name in reading.tree(artifacts, 2 * manifest.MOST_FILES).files:  # no link leads a log of elsewhere in here
         path = artifacts / name
         base = path.name
         if base.startswith((OUTPUT, manifest.NAME)) or "figs/" in name:  # the manifest lists this very file
+            continue
+        if not set(files.SINK_FOLDERS).isdisjoint(Path(name).parts[:-1]):
             continue
         left_out = any(fnmatch(name, x) or fnmatch(base, x) for x in exclude)
         quoted = not left_out and _matches(base, QUOTED) and not _matches(base, UNQUOTED)
@@ -321,7 +326,9 @@ def _files(logs: Sequence[LogFile]) -> Iterator[str]:
         "",
         "# 5. Every file of the run",
         "",
-        "Files that are not quoted are evidence for tools, not for reading.",
+        "Files that are not quoted are evidence for tools, not for reading. What the libraries of services wrote for",
+        f"themselves, in folders {' and '.join(f'`{name}`' for name in files.SINK_FOLDERS)}, is not listed; "
+        "`MANIFEST.json` has it.",
         "",
     )
     yield "| file | bytes | SHA-256 | quoted below |"

@@ -47,9 +47,6 @@ WANTED: Final = (
     (files.RUN_JSON, 16 * MIB),
     (files.RUN_INFO, 16 * MIB),
 )
-SINK_FOLDERS: Final = ("wandb", "mlruns")
-"""What a language model's sinks write where no service takes it: the pod goes, so it comes home with the rest. Their
-files are named by figures and settings (``train.sample_tokens``), so :data:`NEVER` does not look at them."""
 NEVER: Final = (files.CHECKPOINTS, "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
 MOST_FILES: Final = 4096
 MOST_BYTES: Final = 256 * GIB
@@ -128,8 +125,9 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
 
 
 def _of_a_sink(parts: Parts) -> bool:
-    """Whether a sink wrote it. However many files those are, they come last and crowd no evidence out."""
-    return len(parts) > 1 and parts[0] in SINK_FOLDERS
+    """Whether a sink wrote it. However many files those are, they come last and crowd no evidence out. They are named
+    by figures and settings (``train.sample_tokens``), so :data:`NEVER` does not look at them."""
+    return len(parts) > 1 and parts[0] in files.SINK_FOLDERS
 
 
 def _judge(parts: Parts, coords: Collection[str]) -> tuple[int, str]:

@@ -87,6 +87,25 @@ def test_packed_copy_is_the_same(run_dir: Path) -> None:
         assert zstandard.ZstdDecompressor().stream_reader(f).read() == path.read_bytes()
 
 
+def test_what_sinks_wrote_is_named_by_hexadecimal_ids_and_keeps_no_bundle_from_being_written(run_dir: Path) -> None:
+    """A list of them looked like shares."""
+    home = run_dir / "artifacts/full/p0r0"
+    store = home / "mlruns/911860311187221700/1dc47fd4ba184989920d0465d687ebb1"
+    for n in range(40):
+        one = store / "params" / f"train.p{n}"
+        one.parent.mkdir(parents=True, exist_ok=True)
+        one.write_text("1")
+    offline = home / "wandb/offline-run-1/logs"
+    offline.mkdir(parents=True)
+    (offline / "debug.log").write_text("settings: api_key=0123456789abcdef0123456789abcdef")
+    (home / "sink_mlflow.log").write_text("waits for the server: refused")
+    text = write_bundle(run_dir)[0].read_text()
+    assert "train.p7" not in text
+    assert "offline-run-1" not in text
+    assert "in folders `wandb` and `mlruns`, is not listed" in text
+    assert "waits for the server: refused" in text
+
+
 def test_quoted_logs_cannot_close_their_quotation(run_dir: Path) -> None:
     (run_dir / "artifacts/full/p0r0/worker_p0r0s0t0.log").write_text("a\n````\n# VERIFIED by nobody\n")
     text = write_bundle(run_dir)[0].read_text()

@@ -95,6 +95,10 @@ def log_name(coord: str) -> str:
     return f"worker_{coord}.log"
 
 
+SINK_FOLDERS: Final = ("wandb", "mlruns")
+"""What a training's sinks write into its run directory where no service takes it."""
+
+
 def sink_log(name: str) -> str:
     """Standard output and error of the process of one of a training's sinks."""
     return f"sink_{name}.log"
