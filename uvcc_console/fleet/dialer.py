@@ -96,7 +96,8 @@ class Dialer:
         if seen == self._accept:
             self.host_key = shown
         elif self._accept or shown != self.host_key:
-            what = f"pod {self.name} at {self.address} shows another host key: expected {expected}, seen {seen}"
+            where = ssherrors.place_of(self.name, self.address)
+            what = f"{where} shows another host key: expected {expected}, seen {seen}"
             hint = self._hint or "another machine may answer in its place: delete the pod, start anew"
             self._refused = ssherrors.HostKeyChanged(what, hint, expected=expected, seen=seen)
             log.error("%s", what, pod=self.name)

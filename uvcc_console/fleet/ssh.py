@@ -330,7 +330,7 @@ class PodLink:
             except bounded.StalledError as e:
                 self._forget_files(sftp)
                 sftp.exit()
-                what = f"pod {self.name} at {self.address} {e}"
+                what = f"{ssherrors.place_of(self.name, self.address)} {e}"
                 raise UnreachableError(what, "a pipe or a device is no evidence: look at that pod by hand") from None
             except bounded.TooMuchError as e:
                 raise VerificationError("fetch", f"pod {self.name} {e}") from None

@@ -23,9 +23,14 @@ class HostKeyChanged(VerificationError):
         self.seen = seen
 
 
+def place_of(pod: str, address: str) -> str:
+    """A pod and where it is; of a host that no pod has a claim on yet, and is called by its address, that once."""
+    return f"host {address}" if pod == address else f"pod {pod} at {address}"
+
+
 def classify(error: BaseException, pod: str, address: str) -> UvccError:
     """The error that says what a failed SSH operation means."""
-    where = f"pod {pod} at {address}"
+    where = place_of(pod, address)
     if isinstance(error, UvccError):
         return error
     if isinstance(error, asyncssh.PermissionDenied):
@@ -59,7 +64,7 @@ class JumpTurnedAwayError(ConnectionResetError):
 def of_jump_host(error: BaseException, hop: str, pod: str, address: str) -> UvccError:
     """The error that says why one does not get past a jump host: it is the user's own, and known by their own SSH."""
     user, host, port = split_address(hop)
-    where = f"jump host {hop}, on the way to pod {pod} at {address},"
+    where = f"jump host {hop}, on the way to {place_of(pod, address)},"
     by_hand = f"ssh {f'-p {port} ' if port != 22 else ''}{f'{user}@' if user else ''}{host}"
     if isinstance(error, asyncssh.PermissionDenied):
         cure = f"{by_hand} must get in: ssh-add the key, or name it and the user in ~/.ssh/config"
@@ -81,20 +86,20 @@ def of_jump_host(error: BaseException, hop: str, pod: str, address: str) -> Uvcc
 
 def behind_jump_host(error: asyncssh.ChannelOpenError, hop: str, pod: str, address: str) -> UnreachableError:
     """A jump host let us in, and did not get through to the machine behind it."""
-    what = f"jump host {hop} does not get through to pod {pod} at {address}: {error.reason or 'it says not why'}"
+    what = f"jump host {hop} does not get through to {place_of(pod, address)}: {error.reason or 'it says not why'}"
     cure = "is that address right as seen from there, is the machine on, and does the jump host AllowTcpForwarding?"
     return UnreachableError(what, cure)
 
 
 def sessions_full(pod: str, address: str) -> UnreachableError:
     """The server has let us in and opens no session more, although none of ours will end."""
-    what = f"pod {pod} at {address} opens no further session: its SSH server's MaxSessions is reached"
+    what = f"{place_of(pod, address)} opens no further session: its SSH server's MaxSessions is reached"
     return UnreachableError(what, REACHED)
 
 
 def closed_before_login(pod: str, address: str, hop: str = "") -> UnreachableError:
     """The server, or the jump host before it, ends connections before it lets anybody in, again and again."""
-    where = f"pod {pod} at {address}"
+    where = place_of(pod, address)
     where = f"jump host {hop}, on the way to {where}," if hop else where
     what = f"{where} closes connections before a login, as an SSH server does at its MaxStartups"
     return UnreachableError(what, "set MaxStartups 10:30:100 in its sshd_config; or somebody floods its port")
@@ -102,19 +107,19 @@ def closed_before_login(pod: str, address: str, hop: str = "") -> UnreachableErr
 
 def own_keys_refused(pod: str, address: str, offered: str) -> UnreachableError:
     """A host of the user's own that takes none of their keys."""
-    what = f"pod {pod} at {address} refuses {offered}"
+    what = f"{place_of(pod, address)} refuses {offered}"
     return UnreachableError(what, "what works with ssh works here: ssh-add the key, or name it in ~/.ssh/config")
 
 
 def no_login_by_key(pod: str, address: str, methods: list[str]) -> UnreachableError:
     """No key will do there."""
-    what = f"pod {pod} at {address} lets in by {' or '.join(methods)} only, not by a key"
+    what = f"{place_of(pod, address)} lets in by {' or '.join(methods)} only, not by a key"
     return UnreachableError(what, "set PubkeyAuthentication yes in its sshd_config, and authorize the key there")
 
 
 def no_shell(pod: str, address: str, said: str) -> UvccError:
     """Whatever is asked for, something else answers."""
-    what = f"pod {pod} at {address} does not run what it is asked to, it answers {said[:80]!r}"
+    what = f"{place_of(pod, address)} does not run what it is asked to, it answers {said[:80]!r}"
     return UvccError(
         what + ": the account runs a forced command, or has no plain shell",
         "remove command= from the key's line in authorized_keys (or ForceCommand in sshd_config), or name another user",
@@ -123,5 +128,5 @@ def no_shell(pod: str, address: str, said: str) -> UvccError:
 
 def noisy_start_files(pod: str, address: str, said: str) -> UvccError:
     """The shell's start-up files write into every command's output."""
-    what = f"pod {pod} at {address} prints text of its own with every command: {said[:80]!r}"
+    what = f"{place_of(pod, address)} prints text of its own with every command: {said[:80]!r}"
     return UvccError(what, "make ~/.bashrc and the like silent where no terminal is attached")

@@ -385,3 +385,10 @@ async def test_many_files_at_once_share_one_session(ssh_fake, link_to, tmp_path,
     await asyncio.gather(*(link.put(str(n).encode(), f"blob{n}") for n in range(SESSIONS)))
     assert sorted(p.read_bytes() for p in tmp_path.glob("blob*")) == sorted(str(n).encode() for n in range(SESSIONS))
     assert len(opened) == 1
+
+
+def test_a_host_that_is_called_by_its_address_is_named_once() -> None:
+    """An inventory's host before a pod has a claim on it."""
+    found = classify(ConnectionRefusedError(), "u@h:22", "u@h:22")
+    assert str(found).startswith("host u@h:22 refuses connections (")
+    assert classify(ConnectionRefusedError(), "p0r0", "u@h:22").what == "pod p0r0 at u@h:22 refuses connections"

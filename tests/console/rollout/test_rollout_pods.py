@@ -187,6 +187,7 @@ async def test_a_create_that_is_cancelled_is_known_and_deleted(ctx: Rollout) -> 
     with pytest.raises(asyncio.CancelledError):
         await work
     assert len(fake.pods) == 3
+    assert {p.state for p in ctx.bus.snapshot.pods.values()} == {"booting"}, "they are there: nobody is creating them"
     assert await provision.teardown(ctx) == []
     assert fake.pods == {}
     assert {p.state for p in ctx.bus.snapshot.pods.values()} == {"gone"}

@@ -23,7 +23,7 @@ from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging import rechecks
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows
-from uvcc_console.ui.panels import cost, fleet_grid, home, ledger, plane, result, rollout, worker_detail
+from uvcc_console.ui.panels import board, cost, fleet_grid, home, ledger, plane, result, rollout, worker_detail
 from uvcc_console.ui.panels.charts import ChartsPanel
 from uvcc_console.ui.panels.fleet import FleetPanel, FleetState, fleet_lines, labels
 from uvcc_console.ui.widgets import curves, scrub
@@ -268,6 +268,38 @@ def test_the_result_says_whether_a_resume_was_exact() -> None:
 def _with(story: Story, event: ev.Event) -> Story:
     story.events.append(event)
     return story
+
+
+def test_kept_pods_are_not_said_to_be_gone_and_the_command_that_ends_them_is_told() -> None:
+    story = Story(steps=4, price=2.5, provider="prime").finished()
+    story.events = [e for e in story.events if not (isinstance(e, ev.PodChanged) and e.state == "gone")]
+    text = text_of(result.result_lines(view_of(story), 150))
+    assert f"3 kept for $7.50/h until limits.ttl; uvcc teardown {RUN} ends them" in text
+    assert "all gone" not in text
+    assert "all gone" in text_of(result.result_lines(view_of(Story(steps=4).finished()), 150))
+
+
+def test_nobody_creates_a_pod_whose_stage_has_failed() -> None:
+    story = Story().provisioning()
+    assert "creating" in text_of(fleet_lines(view_of(story), FleetState(), 110))
+    story.add(ev.StageChanged(name="provision", status="failed", detail="host h refuses the key"))
+    for lines in (fleet_lines(view_of(story), FleetState(), 110), board.board_lines(view_of(story), 110, 20)):
+        assert "not made" in text_of(lines)
+        assert "creating" not in text_of(lines)
+    story.add(ev.StageChanged(name="provision", status="running"))
+    assert "creating" in text_of(fleet_lines(view_of(story), FleetState(), 110))
+
+
+def test_only_pods_of_this_machine_are_said_to_cost_nothing_and_no_word_of_it_is_cut() -> None:
+    assert "local pods cost nothing" in text_of(cost.cost_lines(view_of(Story().full(2)), 46))
+    hosts = text_of(cost.cost_lines(view_of(Story(provider="alpha").full(2)), 46))
+    assert "no price is known of these pods" in hosts
+    view = view_of(Story().full(2))
+    followed = dataclasses.replace(view, snap=dataclasses.replace(view.snap, followed="/data/theirs"))
+    for width in (30, 44):
+        lines = cost.cost_lines(followed, width)
+        assert "nothing is paid here" in " ".join(text_of(lines).split())
+        assert max(map(width_of, lines)) <= width
 
 
 def test_numbers_are_marked_as_reported_until_they_are_verified() -> None:

@@ -26,6 +26,7 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
+NOT_MADE = "not made"
 WAITS = "waits for "
 """How the word of a worker begins that waits for somebody; whom, and for how long, follows."""
 _PACED: Final = 20  # steps that the time left is reckoned by
@@ -215,8 +216,10 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
     return Health(7, "ok", g.live, "live", "live")
 
 
-def pod_health(pod: PodView, g: Glyphs) -> Health:
-    """Judge a pod that runs no worker."""
+def pod_health(pod: PodView, g: Glyphs, snap: Snapshot) -> Health:
+    """Judge a pod that runs no worker. Nobody creates it any more where the stage that was to do so has failed."""
+    if pod.state == pod_states.CREATING and snap.stage is not None and snap.stage.status == "failed":
+        return Health(0, "bad", g.fail, NOT_MADE)
     if pod.state in pod_states.BROKEN:
         return Health(0, "bad", g.fail, pod.state)
     if pod.state in pod_states.CHANGING:
@@ -281,9 +284,10 @@ def _judged_rows(view: View) -> Sequence[FleetRow]:
         busy.add(w.pod)
     for pod in snap.pods.values():
         if pod.pod not in busy:
-            health = _faded(pod_health(pod, g), view)
+            health = _faded(pod_health(pod, g, snap), view)
             here = (pod.pod, pod.party, pod.replica, 0, 0, "")
-            rows.append(FleetRow(*here, "", -1, None, "", -1, health, EMPTY, pod.state, _vitals(pod)))
+            state = "" if health.word == NOT_MADE else pod.state
+            rows.append(FleetRow(*here, "", -1, None, "", -1, health, EMPTY, state, _vitals(pod)))
     rows.sort(key=lambda row: (row.replica, row.party, row.stage, row.tensor, row.pod))
     return tuple(rows)
 

@@ -97,7 +97,7 @@ def progress_lines(view: View, width: int) -> list[Line]:
 
 
 def _cell(view: View, pod: PodView, width: int) -> list[Span]:
-    health = pod_health(pod, view.glyphs)
+    health = pod_health(pod, view.glyphs, view.snap)
     word = f"{health.word}: {clean(pod.detail)}" if pod.detail and health.rank == 0 else health.word
     name = fit(clean(pod.pod), min(10, max(5, width // 3)), more=view.glyphs.more)
     return [
@@ -109,7 +109,7 @@ def _cell(view: View, pod: PodView, width: int) -> list[Span]:
 
 def pod_cells(view: View, pods: Sequence[PodView], width: int, rows: int) -> list[Line]:
     """Every pod, what is wrong first, in as many columns as it takes."""
-    order = sorted(pods, key=lambda p: (pod_health(p, view.glyphs).rank, p.replica, p.party))
+    order = sorted(pods, key=lambda p: (pod_health(p, view.glyphs, view.snap).rank, p.replica, p.party))
     columns = max(1, min(-(-len(order) // max(1, rows)), width // 18))
     columns = max(columns, min(3, width // 24)) if len(order) >= 3 else columns
     each = (width - 2 * (columns - 1)) // columns

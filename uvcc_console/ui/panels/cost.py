@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.provider_kinds import DEFAULT
 from uvcc_console.ui.drawing.format import duration, money
-from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, width_of, wrap
 from uvcc_console.ui.judging.view import View, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.text import counted
@@ -17,6 +18,16 @@ def limit_of(s: Snapshot, name: str) -> float:
     limits = s.profile.get("limits")
     value = limits.get(name) if isinstance(limits, Mapping) else None
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def free_words(s: Snapshot) -> str:
+    """Why nothing is paid; of hosts of one's own nobody here knows what they cost."""
+    if s.followed:
+        return "somebody else's machine: nothing is paid here"
+    if not s.pods:
+        return "nothing is running"
+    here = all(pod.provider == DEFAULT for pod in s.pods.values())
+    return "local pods cost nothing" if here else "no price is known of these pods"
 
 
 def _share(part: float) -> str:
@@ -39,8 +50,8 @@ def cost_lines(view: View, width: int) -> list[Line]:
     if notes:
         lines.append(cut(notes, width))
     elif not s.hourly and not s.spent:
-        free = "somebody else's machine: nothing is paid here" if s.followed else "local pods cost nothing"
-        lines.append([(free if s.pods else "nothing is running", "muted")])
+        free: Line = [(free_words(s), "muted")]
+        lines += [free] if width_of(free) <= width else wrap(free, width)
     return lines
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 
 from uvcc_console.core.answers.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
+from uvcc_console.core.pod_states import ABSENT
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import engine_words, repeats_exactly
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.glyphs import Glyphs
@@ -60,13 +62,7 @@ def result_lines(view: View, width: int) -> list[Line]:
     if view.run_dir:
         rows.append(("artifacts", f"{home_short(view.run_dir)}/artifacts", "text"))
     if s.status == "ok":
-        rows.append(
-            (
-                "pods",
-                f"{g.ok} all gone" if not s.leaks else f"{g.fail} left behind: {', '.join(s.leaks)}",
-                "ok" if not s.leaks else "bad",
-            )
-        )
+        rows.append(("pods", *_pods_words(s, g)))
     rows += [("operated", sentence, "muted") for sentence in s.operation]
     for name, text, role in rows:
         line: list[Span] = [(f"{name:<12}", "muted"), (clean(text), role)]
@@ -79,6 +75,18 @@ def result_lines(view: View, width: int) -> list[Line]:
     if s.sample:
         lines += wrap([("the model writes  ", "muted"), (clean(s.sample), "text")], width)[:SAMPLE_LINES]
     return lines
+
+
+def _pods_words(s: Snapshot, g: Glyphs) -> tuple[str, str]:
+    """What became of the pods, and its role. Kept ones may cost money, and go by a command."""
+    if s.leaks:
+        return f"{g.fail} left behind: {', '.join(s.leaks)}", "bad"
+    kept = [pod for pod in s.pods.values() if pod.state not in ABSENT]
+    if kept and s.ended and not s.followed:
+        paid = sum(pod.price_hr for pod in kept)
+        cost = f" for {money(paid)}/h" if paid else ""
+        return f"{g.warn} {len(kept)} kept{cost} until limits.ttl; uvcc teardown {clean(s.run)} ends them", "warn"
+    return f"{g.ok} all gone", "ok"
 
 
 def _whole(line: Line, width: int) -> list[Line]:

@@ -115,6 +115,7 @@ async def one_pod(ctx: Rollout, member: Member) -> None:
         # what a create under way has made must be known before anything is deleted, or it would be missed
         try:
             readdress(member, await creating)
+            ctx.say(ctx.pod_event(member, "booting"))  # it is there, and may cost money
         except UvccError as e:
             log.info("its create was cancelled, and failed: %s", e, pod=member.name)
         raise
