@@ -285,6 +285,18 @@ def test_no_line_of_any_panel_is_wider_than_asked(width: int) -> None:
                 assert not {c for line in drawn for c in plain(line) if ord(c) > 127} - {"…"}
 
 
+def test_the_banner_tells_of_a_silence_only_while_it_lasts() -> None:
+    story = Story().full(20)
+    story.add(ev.Alert(level="warn", name="link", text="link auto: direct"))
+    told = "no heartbeat for 17 s (last step 20, limit 15 s)"
+    story.add(ev.Alert(level="error", name="stalled_heartbeat", text=told, subject="p1r0s0t0"), 1.0)
+    assert told in text_of(bars.banner_lines(view_of(story), 160))
+    story.add(ev.HeartbeatRead(pod="p1r0", coord="p1r0s0t0", record={"step": 21, "phase": "train"}), 5.0)
+    text = text_of(bars.banner_lines(view_of(story), 160))
+    assert told not in text
+    assert "link auto: direct" in text
+
+
 def test_f9_is_in_every_footer_even_the_narrowest() -> None:
     view = view_of(Story().full(3))
     assert "F9" in plain(bars.footer_line(view, 14, [("r", "resume", True)]))

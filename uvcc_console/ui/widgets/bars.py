@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 from textual import events
 from textual.message import Message
 
-from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.alerts.progress import SILENCE
+from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
@@ -294,11 +295,25 @@ def banner_lines(view: View, width: int) -> list[Line]:
         block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", look)
     for role, text, hint in warnings(view):
         block(role, text, hint)
-    if s.alerts and s.status == "running" and not view.behind_s and view.now - s.alerts[-1].ts < 60:
-        a = s.alerts[-1]
+    if s.status == "running" and not view.behind_s and (a := _newest_alert(view)) is not None:
         role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
         out.append(cut([(f"  {g.warn} {clean(a.source)}: {as_told(view, clean(a.text))}", role)], width))
     return out
+
+
+_ALERT_S: Final = 60.0
+
+
+def _newest_alert(view: View) -> LogEntry | None:
+    """The newest alert that is not old, and of a worker's silence only while it is silent."""
+    s = view.snap
+    recent = (a for a in reversed(s.alerts) if view.now - a.ts < _ALERT_S)
+    return next((a for a in recent if not (a.alert == SILENCE and _heard_since(s, a))), None)
+
+
+def _heard_since(s: Snapshot, a: LogEntry) -> bool:
+    worker = s.workers.get(a.source)
+    return worker is not None and worker.beat_ts > a.ts
 
 
 def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -> Line:
