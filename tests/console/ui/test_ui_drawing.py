@@ -285,16 +285,31 @@ def test_no_line_of_any_panel_is_wider_than_asked(width: int) -> None:
                 assert not {c for line in drawn for c in plain(line) if ord(c) > 127} - {"…"}
 
 
-def test_the_banner_tells_of_a_silence_only_while_it_lasts() -> None:
+def test_the_banner_tells_of_a_silence_or_a_lag_only_while_it_lasts() -> None:
     story = Story().full(20)
     story.add(ev.Alert(level="warn", name="link", text="link auto: direct"))
-    told = "no heartbeat for 17 s (last step 20, limit 15 s)"
-    story.add(ev.Alert(level="error", name="stalled_heartbeat", text=told, subject="p1r0s0t0"), 1.0)
-    assert told in text_of(bars.banner_lines(view_of(story), 160))
-    story.add(ev.HeartbeatRead(pod="p1r0", coord="p1r0s0t0", record={"step": 21, "phase": "train"}), 5.0)
-    text = text_of(bars.banner_lines(view_of(story), 160))
-    assert told not in text
-    assert "link auto: direct" in text
+    silence, lag = "no heartbeat for 17 s (last step 20, limit 15 s)", "P0 at 20, P1 at 20, P2 at 28"
+
+    def shown() -> str:
+        return text_of(bars.banner_lines(view_of(story), 160))
+
+    def beat(coord: str, step: int, after: float = 0.0) -> None:
+        record = {"step": step, "phase": "train"}
+        story.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record), after)
+
+    for coord in ("p0r0s0t0", "p2r0s0t0"):
+        beat(coord, 20, 16.5)
+    story.add(ev.Alert(level="error", name="stalled_heartbeat", text=silence, subject="p1r0s0t0"), 1.0)
+    assert silence in shown()
+    beat("p1r0s0t0", 20, 5.0)
+    assert silence not in shown()
+    assert "link auto: direct" in shown()
+    beat("p2r0s0t0", 28)
+    story.add(ev.Alert(level="warn", name="skew_between_parties", text=lag, subject="P0"))
+    assert lag in shown()
+    for coord in ("p0r0s0t0", "p1r0s0t0"):
+        beat(coord, 28)
+    assert lag not in shown()
 
 
 def test_f9_is_in_every_footer_even_the_narrowest() -> None:

@@ -26,6 +26,15 @@ def detect(s: Snapshot, now: float) -> list[Finding]:
     return [found for detector in DETECTORS for found in _asked(detector, s, now)]
 
 
+_OF_THE_MOMENT = {detector.__name__: detector for detector in progress.DETECTORS}
+
+
+def lasts(s: Snapshot, now: float, name: str, subject: str) -> bool:
+    """Whether what an alert told of how a run gets on is still so; what else was told counts as lasting."""
+    detector = _OF_THE_MOMENT.get(name)
+    return detector is None or any((f.subject or f.name) == subject for f in _asked(detector, s, now))
+
+
 def _asked(detector: Detector, s: Snapshot, now: float) -> list[Finding]:
     """What one detector says. Data that it cannot judge keeps no other from judging; that it could not is a finding."""
     try:
@@ -64,4 +73,4 @@ class Watch:
         return [ev.Alert(level=f.level, name=f.name, text=f.text, hint=f.hint, subject=f.subject) for f in fresh]
 
 
-__all__ = ["AGAIN_S", "DETECTORS", "SETTLES_S", "Finding", "Watch", "detect"]
+__all__ = ["AGAIN_S", "DETECTORS", "SETTLES_S", "Finding", "Watch", "detect", "lasts"]

@@ -12,7 +12,6 @@ from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_engine.contract.parsing.untrusted import as_int, scalar_text
 from uvcc_engine.contract.run_files.waiting import Waiting
 
-SILENCE = "stalled_heartbeat"
 SILENT_S = 15.0  # a heartbeat is due every 5 s
 STUCK_STEPS, STUCK_S = 10, 30.0
 RELAY_AWAY_S = 10.0  # a relay that died is there again within a few
@@ -28,7 +27,9 @@ def stalled_heartbeat(s: Snapshot, now: float) -> Iterator[Finding]:
         if age > limit or age < -limit:  # of a later time than now: from before this machine's clock was set back
             since = f"for {age:.0f} s" if age > 0 else "since this machine's clock was set back"
             text = f"no heartbeat {since} (last step {w.step}, limit {limit:.0f} s)"
-            yield Finding(SILENCE, text, "look at its pod: log, shell; F9 if it does not come back", w.coord, "error")
+            yield Finding(
+                "stalled_heartbeat", text, "look at its pod: log, shell; F9 if it does not come back", w.coord, "error"
+            )
 
 
 def slow_but_alive(s: Snapshot, now: float) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from textual import events
 from textual.message import Message
 
-from uvcc_console.core.alerts.progress import SILENCE
+from uvcc_console.core.alerts import lasts
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.glyphs import Glyphs
@@ -305,15 +305,10 @@ _ALERT_S: Final = 60.0
 
 
 def _newest_alert(view: View) -> LogEntry | None:
-    """The newest alert that is not old, and of a worker's silence only while it is silent."""
+    """The newest alert that is not old; a silence, say, or a lag only while it lasts."""
     s = view.snap
     recent = (a for a in reversed(s.alerts) if view.now - a.ts < _ALERT_S)
-    return next((a for a in recent if not (a.alert == SILENCE and _heard_since(s, a))), None)
-
-
-def _heard_since(s: Snapshot, a: LogEntry) -> bool:
-    worker = s.workers.get(a.source)
-    return worker is not None and worker.beat_ts > a.ts
+    return next((a for a in recent if lasts(s, view.heard, a.alert, a.source)), None)
 
 
 def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -> Line:
