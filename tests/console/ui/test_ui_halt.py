@@ -325,6 +325,10 @@ async def test_of_a_run_without_conductor_it_is_told_how_long_its_sidecar_waits(
         d.app.redraw()
         await d.settle()
         assert "NOBODY CONDUCTS THIS RUN: its sidecar ends it after 15 m 00 s" in d.text
+        died = ev.Alert(ts=d.app.now() - 61.0, level="error", name="conductor", text="the conductor has died")
+        d.append(died)
+        await d.settle()
+        assert "NOBODY CONDUCTS THIS RUN: its sidecar ends it in 13 m 59 s" in d.text
 
 
 async def test_what_halted_is_halted_though_nobody_conducts(folder: Path) -> None:

@@ -252,7 +252,12 @@ def _who_ends_it(view: View) -> str:
     limits = view.snap.profile.get("limits")
     wait = as_float(limits.get("wait")) if isinstance(limits, Mapping) else None
     soon = view.snap.apart or wait is None  # no other conductor can take up one domain's part of a run
-    return "its sidecar ends it soon" if soon else f"its sidecar ends it after {duration(wait or 0.0)}"
+    if soon or wait is None:
+        return "its sidecar ends it soon"
+    told = next((a.ts for a in reversed(view.snap.alerts) if (a.alert, a.level) == ("conductor", "error")), None)
+    if told is None:
+        return f"its sidecar ends it after {duration(wait)}"
+    return f"its sidecar ends it in {duration(max(0.0, told + wait - view.now))}"
 
 
 def warnings(view: View) -> list[tuple[str, str, str]]:
