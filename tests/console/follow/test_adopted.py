@@ -35,7 +35,7 @@ from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.halting.halt_switch import HaltSwitch
 from uvcc_console.ui.judging.lamps import MOVING, Lamp
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.panels.charts import overview_lines
+from uvcc_console.ui.panels.chart_grid import overview_lines
 from uvcc_console.ui.panels.fleet import FleetState, fleet_lines, visible_rows
 from uvcc_console.ui.panels.fleet_grid import grid_lines
 from uvcc_console.ui.panels.pod_page import pod_lines

@@ -25,10 +25,12 @@ from uvcc_console.ui.actions.compared import chosen, others
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.board import board_lines
-from uvcc_console.ui.panels.charts import ChartsPanel, axis_words, chart, grid_lines, overview_lines
+from uvcc_console.ui.panels.chart_grid import chart, grid_lines, overview_lines
+from uvcc_console.ui.panels.charts import ChartsPanel
 from uvcc_console.ui.panels.pod_page import pod_lines
 from uvcc_console.ui.widgets.canvas import AxisScale, log_ticks, x_ticks, y_labels
 from uvcc_console.ui.widgets.curves import TITLES, ChartLook, axis_of, constants, curves_of, names, smoothed
+from uvcc_console.ui.widgets.legend import axis_words
 from uvcc_engine.contract.errors import ConfigError
 
 
@@ -320,6 +322,35 @@ async def test_the_crosshair_begins_in_sight_crosses_a_long_run_in_few_moves_and
         assert frame.x0 < 1752 < frame.x1
 
 
+@pytest.mark.parametrize("axis", ["step", "samples"])
+async def test_a_click_puts_the_crosshair_where_the_mouse_is_in_the_chart_under_it(folder: Path, axis: str) -> None:
+    async with desk(many(Story().full(60)), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2", *(["a", "a"] if axis == "samples" else []))
+        d.app.commands.do_filter("/^loss|accuracy|learning/")
+        await d.settle()
+        assert names(charts.view)[:3] == ["loss", "val_accuracy", "lr"]
+        await d.press("right")  # a crosshair at the newest step: its line is to be met by the mouse
+        await d.press(*["left"] * 20)
+        at = charts.cursor
+        drawn = [plain(line) for line in charts.lines]
+        x = next(x for x in range(12, 76) if all(line[x] != " " for line in drawn[2:6]))
+        await d.press("backspace")
+        await d.pilot.click(charts, offset=(x + 2, 4))
+        await d.settle()
+        assert charts.picked == "loss"
+        assert charts.cursor is not None
+        assert at is not None
+        assert abs(charts.cursor - at) <= 1
+        await d.pilot.click(charts, offset=(100, 30))
+        await d.settle()
+        assert charts.picked != "loss"
+        picked = charts.picked, charts.cursor
+        await d.pilot.click(charts, offset=(3, 4))  # beside every plane
+        await d.settle()
+        assert (charts.picked, charts.cursor) == picked
+
+
 async def test_with_a_crosshair_the_chart_that_is_picked_comes_in_sight_also_where_few_charts_find_no_room(
     folder: Path,
 ) -> None:
@@ -329,6 +360,14 @@ async def test_with_a_crosshair_the_chart_that_is_picked_comes_in_sight_also_whe
         title = TITLES[names(charts.view)[-1]]
         assert any(plain(line).startswith(title) for line in charts.lines)
         assert "step 60" in d.text
+        y = next(y for y, line in enumerate(charts.lines) if plain(line).startswith(title))
+        await d.pilot.click(charts, offset=(40, y + 2))
+        assert charts.picked == names(charts.view)[-1]
+        assert 20 < (charts.cursor or 0) < 40, "half of the width, half of the steps"
+        await d.press("enter", "backspace", "enter")
+        await d.pilot.click(charts, offset=(20, 5))
+        assert charts.picked == names(charts.view)[-1]
+        assert 5 < (charts.cursor or 0) < 20
 
 
 @pytest.mark.ci(__file__)

@@ -2,182 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
+from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import number
-from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
+from uvcc_console.ui.drawing.paint import Line, Span, clean, wrap
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.panels.board import board_lines
-from uvcc_console.ui.widgets.canvas import Frame, plot
+from uvcc_console.ui.panels.chart_grid import PLAIN, cells_of, chart, grid_lines, matching, overview_lines, still_lines
+from uvcc_console.ui.widgets.canvas import Frame, layout_of
 from uvcc_console.ui.widgets.curves import (
     AXES,
     FROM_ZERO,
-    HARDLY_EVER,
-    NEVER,
-    ONCE,
     SMOOTH,
     TITLES,
     ChartLook,
     axis_of,
-    constants,
     curves_of,
     names,
     per_step,
     read_at,
 )
-from uvcc_console.ui.widgets.legend import axis_words, legend_spans
+from uvcc_console.ui.widgets.legend import axis_words
 from uvcc_console.ui.widgets.panel import Hints, Panel
 
-ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
-RATE = ("samples_per_s", "toks_per_s")
-PLAIN = ChartLook()
 ACROSS: Final = 200
 """So many moves of the crosshair lead from one end of the window to the other."""
 MANY: Final = 12
 """Of more charts than this the values at the crosshair stand in their headings, and below the charts of fewer."""
-
-
-def chart(
-    view: View,
-    name: str,
-    width: int,
-    height: int,
-    frame: Frame | None = None,
-    look: ChartLook = PLAIN,
-    mark: bool = False,
-    inspect: bool = False,
-) -> list[Line]:
-    """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines.
-
-    ``inspect``: the heading has what was measured at the crosshair.
-    """
-    if axis_of(view.snap, look.axis) is None:  # kept of another run: this one does not know it
-        look = replace(look, axis=AXES[0])
-    curves, bands, same = curves_of(view, name, look)
-    frame = replace(frame or Frame(), unit=look.axis)
-    if name in FROM_ZERO:
-        frame = replace(frame, zero=True)
-    title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
-    if frame.log:
-        title.append((" log", "muted"))
-    if inspect and frame.cursor is not None:
-        seen, _, same = curves_of(view, name, replace(look, smooth=0.0))
-        legend = legend_spans(view, seen, same, look.axis, frame.cursor)
-    else:
-        legend = legend_spans(view, curves, same, look.axis)
-    lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
-    lines += plot(curves, width, height - 1, view.glyphs, frame=frame, bands=bands, x_labels=height > 4)
-    lines += [[("", "")] for _ in range(height - len(lines))]
-    return lines[:height]
-
-
-def beside(blocks: Sequence[tuple[Sequence[Line], int]], gap: int = 2) -> list[Line]:
-    """Blocks of lines next to each other, each padded to its width."""
-    rows = max((len(b) for b, _ in blocks), default=0)
-    out: list[Line] = []
-    for y in range(rows):
-        line: list[Span] = []
-        for i, (block, width) in enumerate(blocks):
-            if i:
-                line.append((" " * gap, ""))
-            part = list(block[y]) if y < len(block) else []
-            line += part
-            line.append((" " * max(0, width - width_of(part)), ""))
-        out.append(line)
-    return out
-
-
-def overview_lines(
-    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN
-) -> list[Line]:
-    """Loss large; accuracy and throughput at its side where there is room, three beside it on a wide screen."""
-    known = names(view)
-    if not known:
-        return _waiting(view, width, height)
-    main = "loss" if "loss" in known else known[0]
-    side = [next((n for n in group if n in known and n != main), "") for group in (ACCURACY, RATE)]
-    side = [n for n in side if n]
-    if width < 72 or not side or height < 6:
-        return chart(view, main, width, height, frame, look)
-    right = min(48, width * 2 // 5) if width < 150 else width // 3
-    left = width - right - 2
-    each = height // len(side)
-    blocks: list[Line] = []
-    for i, name in enumerate(side):
-        tall = height - each * (len(side) - 1) if i == len(side) - 1 else each
-        blocks += chart(view, name, right, tall, frame, look)
-    return beside([(chart(view, main, left, height, frame, look), left), (blocks, right)])
-
-
-def matching(view: View) -> list[str]:
-    """The figures that the filter's words find by name; all of them where they find none, as a pod's name does."""
-    known, wanted = names(view), view.filter.words()
-    if not wanted:
-        return known
-    return [n for n in known if wanted.matches({}, f"{n} {TITLES.get(n, '')}".lower())] or known
-
-
-def across(width: int, charts: int) -> int:
-    """How many charts stand side by side: as many as there is room for, with as few gaps at the end as can be."""
-    most = max(1, min(charts, width // 50 if width >= 100 else 1, 4))
-    return min(range(min(2, most), most + 1), key=lambda n: (-charts % n, -n))
-
-
-def grid_lines(
-    view: View,
-    width: int,
-    height: int,
-    frame: Frame | None = None,
-    look: ChartLook = PLAIN,
-    picked: str = "",
-    inspect: bool = False,
-) -> list[Line]:
-    """Every series that moves in a grid, as many columns as there is room for; then what never moved."""
-    known = matching(view)
-    if not known:
-        return _waiting(view, width, height)
-    tail = still_lines(view, width)
-    columns = across(width, len(known))
-    down = math.ceil(len(known) / columns)
-    each_w = (width - 2 * (columns - 1)) // columns
-    each_h = max(7, (height - len(tail)) // down)
-    out: list[Line] = []
-    for i in range(0, len(known), columns):
-        row = [chart(view, n, each_w, each_h, frame, look, n == picked, inspect) for n in known[i : i + columns]]
-        out += beside([(block, each_w) for block in row])
-    return [*out, *tail]
-
-
-def still_lines(view: View, width: int) -> list[Line]:
-    """What never or hardly moved, or was measured once: values instead of flat or empty charts."""
-    lines: list[Line] = []
-    found = constants(view)
-    for why in (NEVER, HARDLY_EVER, ONCE):
-        told = [
-            f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)}" if high > low else "")
-            for reason, name, low, high in found
-            if reason == why
-        ]
-        if told:
-            lines += wrap([(f"{why}: ", "faint"), (", ".join(told), "muted")], width, "  ")
-    return lines
-
-
-def _waiting(view: View, width: int, height: int) -> list[Line]:
-    if board := board_lines(view, width, height):
-        return board
-    stage = view.snap.stage
-    what = f"{stage.name} {stage.status}" if stage else "nothing has started"
-    text = f"{view.glyphs.dot} the curve starts with the first training step ({what})"
-    above = max(0, height // 2 - 1)
-    return [*([("", "")] for _ in range(above)), [(fit(text, width, "c"), "muted")]]
 
 
 class ChartsPanel(Panel):
@@ -192,8 +49,8 @@ class ChartsPanel(Panel):
         "j k pick a chart, enter shows it alone · / only charts of such a name, on this page · l log scale · e "
         "smoother, measured values stay behind · a axis: step, time, tokens · z Z zoom in and out around the "
         "crosshair, else to the newest part · shift and arrows pan · left right move the crosshair, finer when zoomed "
-        "in, home end to the first and last step · backspace the whole run · :compare RUN lays another run over it, c "
-        "the newest other one, the next, none"
+        "in, home end to the first and last step, a click to where it is · backspace the whole run · :compare RUN lays "
+        "another run over it, c the newest other one, the next, none"
     )
     hints: ClassVar[Hints] = (
         ("j", "pick"),
@@ -235,6 +92,7 @@ class ChartsPanel(Panel):
         self.look = ChartLook()
         self.picked = ""
         self.alone = False
+        self._drawn = (0, 0, 0)  # width, height of the charts, lines of the grid above what is shown
 
     def _known(self) -> list[str]:
         """The figures that are drawn here: on the page those that the filter finds."""
@@ -278,16 +136,19 @@ class ChartsPanel(Panel):
         reading = self.reading(view, width)[: max(1, height // 2)]
         room = max(1, height - len(reading))
         frame = self._on_axis(self.frame())
+        self._drawn = width, room, 0
         if self._alone():
             lines = chart(view, self.picked, width, max(5, room), frame, self.look, True)
         elif self.has_class("-paged"):
             picked = self.picked if self.has_focus else ""
             lines = grid_lines(view, width, room, frame, self.look, picked)
             if reading and len(self._known()) > MANY:
+                self._drawn = width, height, 0
                 return grid_lines(view, width, height, frame, self.look, picked, inspect=True)
             if reading:  # nothing scrolls beside the values, so the chart that is picked is brought in sight
                 start = max(0, min(_picked_at(lines), len(lines) - room))
                 lines = lines[start:]
+                self._drawn = width, room, start
         else:
             lines = overview_lines(view, width, room, frame, self.look)
         return [*lines[:room], *reading] if reading else lines
@@ -348,6 +209,38 @@ class ChartsPanel(Panel):
         kept = tuple(pair for pair in self.look.others if pair[0] != run)
         self.look = replace(self.look, others=(*kept, (run, snap)) if snap is not None else ())
         self.redraw()
+
+    def on_click(self, event: events.Click) -> None:
+        """On the page: the crosshair stands where the mouse is, in the chart that is picked by it."""
+        at = event.get_content_offset(self)
+        if at is None or self.pulled(event) or not self.has_class("-paged"):
+            return
+        found = self._under(at.x, at.y + self.scroll_offset.y)
+        if found is not None:
+            self.picked, self.cursor = found
+            self.redraw()
+
+    def _under(self, x: int, y: int) -> tuple[str, float] | None:
+        """(chart, step measured next to it) at this cell of what is drawn; None beside every plane."""
+        (width, height, above), known, view = self._drawn, self._known(), self.view
+        if not known or not width:
+            return None
+        columns, wide, high = cells_of(width, height - len(still_lines(view, width)), len(known))
+        i = (y + above) // high * columns + min(x // (wide + 2), columns - 1)
+        if self._alone():
+            columns, wide, i = 1, width, known.index(self.picked)
+        if not 0 <= i < len(known):
+            return None
+        frame = replace(self._on_axis(self.frame()), zero=known[i] in FROM_ZERO)
+        curves, bands, _ = curves_of(view, known[i], self.look)
+        tall = max(5, height) if self._alone() else high
+        laid = layout_of(curves, wide, tall - 1, frame, bands, tall > 4)
+        cell = x % (wide + 2) - laid.gutter if laid is not None else -1
+        if laid is None or not 0 <= cell < wide - laid.gutter:
+            return None
+        seen = laid.scale.x0 + (laid.scale.x1 - laid.scale.x0) * (2 * cell + 0.5) / (2 * (wide - laid.gutter) - 1)
+        steps, to = curves_of(view, known[i], PLAIN)[0][0].xs, axis_of(view.snap, self.look.axis) or float
+        return known[i], min(steps, key=lambda step: abs(to(step) - seen))
 
     def action_pick(self, by: int) -> None:
         """Pick the next chart; on the overview, scroll."""

@@ -15,7 +15,7 @@ from uvcc_console.ui.drawing.format import age, duration, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of
 from uvcc_console.ui.drawing.spark import part_bar, spark
 from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
-from uvcc_console.ui.panels.charts import ACCURACY, RATE, beside, chart
+from uvcc_console.ui.panels.chart_grid import ACCURACY, RATE, beside, chart
 from uvcc_console.ui.panels.worker_detail import detail_lines
 from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets.curves import names

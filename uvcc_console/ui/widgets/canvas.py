@@ -358,6 +358,28 @@ def _x_axis(scale: AxisScale, width: int, gutter: int, g: Glyphs, unit: str) -> 
     return [[(" " * (gutter - 1) + g.axis_0, "faint"), ("".join(ruler), "faint")], [("".join(labels), "muted")]]
 
 
+@dataclass(frozen=True, slots=True)
+class PlotLayout:
+    """Where things lie in a plot: its scale, the rows of the plane, the labels by row, the cells left of the plane."""
+
+    scale: AxisScale
+    rows: int
+    labels: dict[int, str]
+    gutter: int
+
+
+def layout_of(
+    curves: Sequence[Curve], width: int, height: int, frame: Frame, bands: Sequence[Band], x_labels: bool
+) -> PlotLayout | None:
+    """How a plot of this size is laid out; None when nothing fits."""
+    scale = scale_of(curves, bands, frame)
+    rows = height - (2 if x_labels else 0)
+    if scale is None or rows < 1 or width < 12:
+        return None
+    labels = y_labels(scale, rows)
+    return PlotLayout(scale, rows, labels, max((len(t) for t in labels.values()), default=1) + 1)
+
+
 def plot(
     curves: Sequence[Curve],
     width: int,
@@ -370,12 +392,10 @@ def plot(
 ) -> list[list[Span]]:
     """Draw curves with their axes into exactly ``height`` lines of at most ``width`` cells; [] when nothing fits."""
     frame = frame or Frame()
-    scale = scale_of(curves, bands, frame)
-    rows = height - (2 if x_labels else 0)
-    if scale is None or rows < 1 or width < 12:
+    laid = layout_of(curves, width, height, frame, bands, x_labels)
+    if laid is None:
         return []
-    labels = y_labels(scale, rows)
-    gutter = max((len(t) for t in labels.values()), default=1) + 1
+    scale, rows, labels, gutter = laid.scale, laid.rows, laid.labels, laid.gutter
     canvas = Canvas(width - gutter, rows)
     for x in (*frame.marks, *((frame.cursor,) if frame.cursor is not None else ())):
         column = scale.column(x, canvas.width * 2)
