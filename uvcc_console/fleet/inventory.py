@@ -171,7 +171,7 @@ class InventoryProvider:
             if mine.doubt:
                 raise UnreachableError(f"{request.name} may be claimed already: {mine.doubt}", "retry once it answers")
             return mine
-        reasons = []
+        reasons, hint = [], "free one, or add one"
         for host in _fitting(request, list(self._hosts.values())):
             if host.address in self._taken:
                 continue
@@ -182,13 +182,14 @@ class InventoryProvider:
                 self._taken.discard(host.address)
                 log.warning("%s cannot be claimed: %s", host.address, e, pod=request.name)
                 reasons.append(str(e))
+                hint = "mend that, or add a host"
                 continue
             if holder == request.name:
                 return self._pod(request.name, host)
             self._taken.discard(host.address)
             reasons.append(f"{host.address} is held by {holder}")
         why = "; ".join(reasons) or _why(request, list(self._hosts.values()))
-        raise UvccError(f"no host of the inventory can be claimed for {request.name}: {why}", "free one, or add one")
+        raise UvccError(f"no host of the inventory can be claimed for {request.name}: {why}", hint)
 
     async def _claim(self, host: Host, name: str) -> str:
         """Who holds the host after trying; with the claim comes the run's key."""

@@ -193,6 +193,36 @@ async def test_a_create_that_is_cancelled_is_known_and_deleted(ctx: Rollout) -> 
     assert {p.state for p in ctx.bus.snapshot.pods.values()} == {"gone"}
 
 
+async def test_every_host_that_fails_is_told_of_though_the_first_to_fail_ends_the_stage(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever had three wrong hosts heard of one at each try."""
+    fake, real = provider_of(ctx), provider_of(ctx).create
+    later = asyncio.Event()
+
+    async def create(request: PodRequest) -> Pod:
+        if request.party == 1:
+            asyncio.get_running_loop().call_soon(later.set)
+            raise UvccError("host b refuses the key")
+        await later.wait()
+        if request.party == 2:
+            raise UnreachableError("host c gave no answer in time")
+        return await real(request)
+
+    monkeypatch.setattr(fake, "create", create)
+    with pytest.raises(UvccError, match="host b refuses the key"):
+        await provision.provision(ctx)
+    pods = ctx.bus.snapshot.pods
+    assert {name: (pod.state, pod.detail) for name, pod in pods.items()} == {
+        "p0r0": ("booting", ""),
+        "p1r0": ("creating", "host b refuses the key"),
+        "p2r0": ("creating", "host c gave no answer in time"),
+    }
+    said = [(entry.source, entry.text) for entry in ctx.bus.snapshot.log]
+    assert ("p2r0", "host c gave no answer in time") in said
+    await provision.teardown(ctx)
+
+
 async def test_teardown_finds_pods_that_the_journal_does_not_know_and_leaves_foreign_ones(ctx: Rollout) -> None:
     fake = provider_of(ctx)
     for name in ("uvcc-demo-1-p1r0", "uvcc-demo-11-p0r0", "somebody-else"):

@@ -118,6 +118,10 @@ async def one_pod(ctx: Rollout, member: Member) -> None:
             ctx.say(ctx.pod_event(member, "booting"))  # it is there, and may cost money
         except UvccError as e:
             log.info("its create was cancelled, and failed: %s", e, pod=member.name)
+            ctx.say(ctx.pod_event(member, "creating", e.what))  # whoever mends one host hears of the others, too
+        raise
+    except UvccError as e:
+        ctx.say(ctx.pod_event(member, "creating", e.what))
         raise
     assert member.pod is not None
     ctx.say(ctx.pod_event(member, "booting"))
