@@ -97,7 +97,7 @@ async def test_a_whole_life_leaves_no_trace(provider, run_dir, machines, tmp_pat
     assert procs.identify(pid) is None
     assert not Path(home, ".uvcc").exists()
     assert not os.path.lexists(Path(home, ".uvcc-claim"))
-    assert Path(home, ".ssh/authorized_keys").read_text() == ""
+    assert not Path(home, ".ssh").exists(), "the claim made it"
     with pytest.raises(UnreachableError, match="refuses the key"):
         await link.connect()
 

@@ -1,5 +1,6 @@
 """argv: pod name. Ends everything that a bootstrap started on this host and removes what it left. Prints ``gone``."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -44,7 +45,11 @@ def forget_key(name: str) -> None:
     with open(path) as f:
         lines = f.readlines()
     kept = [line for line in lines if not line.rstrip("\n").endswith(f" uvcc-operator-{name}")]
-    if kept != lines:
+    if kept != lines and not kept:  # the claim made the file, and perhaps its folder
+        os.unlink(path)
+        with contextlib.suppress(OSError):  # there is something else in it
+            os.rmdir(os.path.dirname(path))
+    elif kept != lines:
         with open(path + ".uvcc", "w") as f:
             f.writelines(kept)
         os.chmod(path + ".uvcc", os.stat(path).st_mode & 0o777)
