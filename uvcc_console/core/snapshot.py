@@ -161,11 +161,15 @@ class FlightView:
 
 @dataclass(frozen=True, slots=True)
 class WaitView:
-    """A long wait between parties that a worker reported: for whom, how long it had waited, when it said so."""
+    """A long wait between parties that a worker reported: for whom, how long it had waited, when it said so.
+
+    ``why``: what keeps the two from a connection, where there is none.
+    """
 
     peer: str
     since_s: float
     ts: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
     "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({scalar_text(f.get('kind')) or 'direct'})"),
     "link_down": (("peer", "kind"), lambda f: f"link to {_peer(f)} down ({scalar_text(f.get('kind')) or 'direct'})"),
-    "waiting": (("peer", "since_s"), lambda f: f"waits for {_peer(f)}{_seconds(f, 'since_s')}"),
+    "waiting": (("peer", "since_s", "why"), lambda f: f"waits for {_peer(f)}{_seconds(f, 'since_s')}{_why(f)}"),
     "peer_lost": (("peer", "party", "since_s"), lambda f: f"peer {_peer(f)} lost, silent{_seconds(f, 'since_s')}"),
     "relay_up": ((), lambda f: "relay reachable again"),
     "relay_down": (("why",), lambda f: f"relay unreachable{_why(f)}"),

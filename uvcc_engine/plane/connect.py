@@ -21,8 +21,9 @@ from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.links.addresses import parse_address
 from uvcc_engine.plane.links.auto import AUTO_POLICY, AutoLink, RelayPath
-from uvcc_engine.plane.links.direct import DirectLink, parse_address
+from uvcc_engine.plane.links.direct import DirectLink
 from uvcc_engine.plane.links.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links.knocking import KnockAuthenticator
 from uvcc_engine.plane.links.link import Link

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
@@ -22,7 +22,7 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link, no_work
-from uvcc_engine.plane.waits import HaltPatience, Waits, stopped_for
+from uvcc_engine.plane.waits import HaltPatience, Waits, lost, stopped_for
 
 _LONGEST_WAIT: Final = 1.0
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up", "link_down"})
@@ -406,8 +406,9 @@ class LivePlane:
             raise ProtocolError(what, hint, party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s
-            fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}
-            self._on_event("waiting", fields | {"retransmits": endpoint.retransmits})
+            waited = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}
+            more = {"retransmits": endpoint.retransmits, "why": self._link.trouble(peer)}
+            self._on_event("waiting", waited | {name: value for name, value in more.items() if value != ""})
 
     def _judge_others(self, awaited: int) -> None:
         """Who is awaited may itself wait for a third that is gone, and only we may be the one who dials that one."""
@@ -418,8 +419,7 @@ class LivePlane:
 
     def _lose(self, peer: int, why: str, since: float, silent: float) -> NoReturn:
         self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
-        hint = "look at that party's log; resume from the last common checkpoint when it is back"
-        raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", hint, party=peer)
+        raise lost(peer, why, silent, "" if self._endpoints[peer].heard else self._link.trouble(peer))
 
     def _look_in(self) -> None:
         """Body of the background thread."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from uvcc_engine.contract.errors import PeerLostError
+
 _STOPPED_S: Final = 5.0  # so much longer than it was to wait: this process did not run
 _WORTH_ASKING_S: Final = 2.0  # of silence: whoever is heard needs no question whether to go on waiting
 
@@ -25,6 +27,15 @@ class Waits:
     close_s: float = 10.0  # for the last acknowledgements
     look_s: float = 0.005  # between two looks beside the user thread; more where workers outnumber processors
     idle_s: float = 0.02  # the same while there is nothing to do for it
+
+
+def lost(peer: int, why: str, silent: float, trouble: str) -> PeerLostError:
+    """``trouble``: why there was never a way to this peer, "" where there was one."""
+    if trouble:
+        hint = "is a firewall between the two? nc -vz ADDRESS PORT, from the machine that connects"
+        return PeerLostError(f"party {peer} {why}, for {silent:.0f} s: {trouble}", hint, party=peer)
+    hint = "look at that party's log; resume from the last common checkpoint when it is back"
+    return PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", hint, party=peer)
 
 
 class HaltPatience:

@@ -254,6 +254,34 @@ def test_a_relay_that_is_away_is_named_in_place_of_who_waits_for_whom() -> None:
     assert "hang_in_collective" in run.names()  # it is another reason now
 
 
+def test_a_worker_that_cannot_reach_a_party_says_where_and_why_before_its_first_step() -> None:
+    run = Healthy(0)
+    coord, why = COORDS[2], "cannot reach 10.0.0.2:24765: no \x1b[31manswer"
+
+    def waits(seconds: float, whom: str = "p1") -> None:
+        beat = {"ts": run.now, "rank": 2, "step": 0, "phase": "start", "waiting_on": whom, "waiting_s": seconds}
+        run.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=beat))
+
+    def told(seconds: float, **more: object) -> None:
+        fields = {"coord": coord, "peer": 1, "since_s": seconds, "retransmits": 0, **more}
+        run.add(ev.EngineEvent(pod=coord[:4], level="warn", event="waiting", fields=fields))
+
+    told(5.0, why=why)
+    waits(6.0)
+    assert "peer_unreached" not in run.names()  # workers do not start at the same moment
+    waits(16.0)
+    alert = found(run.s, run.now, "peer_unreached")
+    assert (alert.subject, alert.level) == (coord, "error")
+    assert alert.text == "waits for p1 for 16 s: cannot reach 10.0.0.2:24765: no answer"
+    assert "nc -vz" in alert.hint
+    assert any("cannot reach 10.0.0.2:24765: no answer" in entry.text for entry in run.s.log)
+    waits(16.0, "p0")  # another wait
+    assert "peer_unreached" not in run.names()
+    told(35.0)  # the connection stands, and the party is slow
+    waits(40.0)
+    assert "peer_unreached" not in run.names()
+
+
 def test_a_relay_that_was_away_is_no_news_once_steps_come_or_the_next_attempt_has_begun() -> None:
     run = Healthy()
     outage(run, "relay_down", "p0r0", "p1r0", url="nats://10.0.0.1:4222")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import select
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +29,8 @@ from uvcc_engine.contract.errors import PeerLostError, ProtocolError, Unreachabl
 from uvcc_engine.plane import connect
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.links import connection
+from uvcc_engine.plane.links.direct import DirectLink
+from uvcc_engine.plane.links.knocking import KnockAuthenticator
 from uvcc_engine.transcript.leaves.payload_digests import AHEAD
 
 
@@ -369,3 +374,71 @@ def test_a_peer_whose_address_leads_nowhere_is_told_of_once(host: str) -> None:
     (told,) = log.named("link_down")
     assert told["peer"] == 0
     assert told["why"].startswith(f"cannot dial {host}:7000: ")
+
+
+def test_who_waits_for_a_peer_that_refuses_says_where_it_dialled_and_what_came_back() -> None:
+    links, log = direct_links(), Log()
+    at = links[1]["peers"]["0"]  # nobody listens there
+    plane = make_plane(1, links[1] | {"peer_timeout_s": 1.5, "report_s": 0.2}, log)
+    why = f"cannot reach {at}: Connection refused"
+    with pytest.raises(PeerLostError, match=rf"party 0 is silent, for [0-9]+ s: {re.escape(why)}") as lost:
+        plane.recv(0, Tag(0, 0, 0, 1))
+    plane.close(graceful=False)
+    assert "a firewall" in lost.value.hint
+    assert log.named("waiting")[-1]["why"] == why
+
+
+def test_who_is_dialled_and_waits_says_that_nobody_came_to_its_port() -> None:
+    links, log = direct_links(), Log()
+    port = links[0]["listen"].rpartition(":")[2]
+    plane = make_plane(0, links[0] | {"peer_timeout_s": 1.0, "report_s": 0.2}, log)
+    with pytest.raises(PeerLostError, match=f"it has not connected to port {port} here"):
+        plane.recv(1, Tag(0, 0, 0, 1))
+    plane.close(graceful=False)
+
+
+def test_a_wait_for_a_peer_that_was_met_blames_no_way_to_it() -> None:
+    links, log = direct_links(), Log()
+    there = threading.Event()
+
+    def leaves() -> None:
+        plane = make_plane(1, links[1], Log())
+        plane.send(0, Tag(0, 0, 0, 1), b"here")
+        assert there.wait(120)
+        kill(plane)
+
+    def waits() -> None:
+        plane = make_plane(0, links[0] | {"refused_s": 0.3, "report_s": 0.1}, log)
+        assert plane.recv(1, Tag(0, 0, 0, 1)) == b"here"
+        there.set()
+        with pytest.raises(PeerLostError, match=r"refuses connections \(last sign of life"):
+            plane.recv(1, Tag(0, 0, 1, 1))
+        plane.close(graceful=False)
+
+    run_parties(leaves, waits)
+    assert all("why" not in waited for waited in log.named("waiting"))
+
+
+def test_an_address_that_does_not_answer_at_all_is_named_before_the_system_gives_up() -> None:
+    """What a firewall that drops looks like: a listener whose queue is full answers no connection either."""
+    now = [100.0]
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as held:
+        at = full.getsockname()
+        while True:
+            filler = held.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(at)
+            if not select.select([], [filler], [], 0.2)[1]:
+                break  # this one is not answered, nor is any later one
+        door = KnockAuthenticator(1, bytes(32), lambda peer: bytes(32))
+        link = DirectLink(1, "", {0: f"127.0.0.1:{at[1]}"}, clock=lambda: now[0], door=door)
+        try:
+            link.exchange(0.0, None)
+            assert link.trouble(0) == ""  # it was dialled this moment
+            now[0] += 4.0
+            assert link.trouble(0) == f"cannot reach 127.0.0.1:{at[1]}: no answer"
+            now[0] += 20.0
+            link.exchange(0.0, None)  # given up, and dialled anew
+            assert link.trouble(0) == f"cannot reach 127.0.0.1:{at[1]}: no answer"
+        finally:
+            link.close()

@@ -56,6 +56,9 @@ class TimedLink:
     def away_s(self) -> float:
         return 0.0
 
+    def trouble(self, dst: int) -> str:
+        return ""
+
     def pending(self) -> bool:
         return False
 

@@ -14,6 +14,10 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s
 STUCK_STEPS, STUCK_S = 10, 30.0
+UNREACHED_S = 15.0  # workers of several conductors do not start at the same moment
+UNREACHED_HINT = (
+    "let the others in at the ports of link: direct; nc -vz ADDRESS PORT from there tells; F9 ends the wait"
+)
 RELAY_AWAY_S = 10.0  # a relay that died is there again within a few
 SLOWER = 2.0
 BEHIND = 2
@@ -94,6 +98,18 @@ def relay_away(s: Snapshot, now: float) -> Iterator[Finding]:
     yield Finding("relay_away", text, f"{own}F9, then uvcc resume {s.run}", level="error")
 
 
+def peer_unreached(s: Snapshot, now: float) -> Iterator[Finding]:
+    """A worker waits for a party with which it never had a connection: in a network of strangers, mostly a firewall."""
+    for w in s.workers.values():
+        told, waits = s.waits.get(w.coord), Waiting.of(w.beat)
+        if told is None or not told.why or waits is None or w.state == "exited" or s.status != "running":
+            continue
+        lasts = waits.since_s or 0.0  # the wait that was told goes on, or another one began
+        if waits.whom == told.peer and lasts >= max(UNREACHED_S, told.since_s) and now - w.beat_ts <= SILENT_S:
+            text = f"waits for {told.peer} for {lasts:.0f} s: {told.why}"
+            yield Finding("peer_unreached", text, UNREACHED_HINT, w.coord, "error")
+
+
 def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
     """Everybody lives and nobody makes a step: they wait in a collective, and one rank is not where the others are."""
     if relay_away_s(s, now):
@@ -135,4 +151,12 @@ def skew_between_parties(s: Snapshot, now: float) -> Iterator[Finding]:
         yield Finding("skew_between_parties", text, "see the link of the party that is behind, panel 4", f"P{slow[1:]}")
 
 
-DETECTORS = (stalled_heartbeat, slow_but_alive, relay_away, hang_in_collective, straggler, skew_between_parties)
+DETECTORS = (
+    stalled_heartbeat,
+    slow_but_alive,
+    relay_away,
+    peer_unreached,
+    hang_in_collective,
+    straggler,
+    skew_between_parties,
+)

@@ -86,7 +86,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     elif e.event == "checkpoint_refused":
         s = changed(s, refused_checkpoints=put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
     elif e.event == "waiting":
-        waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
+        since_s, why = bad_records.number_of(e.fields, "since_s"), scalar_text(e.fields.get("why"), 200)
+        waits = WaitView(f"p{e.fields.get('peer')}", since_s, e.ts, why)
         s = changed(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event in _OUTAGES:
         s = _outage(s, e)

@@ -141,6 +141,9 @@ class AutoLink:
     def away_s(self) -> float:
         return 0.0 if all(map(self._direct.connected, self._peers)) else self._relay.down_s()
 
+    def trouble(self, dst: int) -> str:
+        return ""  # there is another way
+
     def unconfirmed(self) -> bool:
         return self._direct.pending() or self._relay.unconfirmed()
 

@@ -17,35 +17,26 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
+from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.run_files.eventlog import Notice
+from uvcc_engine.plane.links.addresses import listening, parse_address
 from uvcc_engine.plane.links.connection import Connection
 from uvcc_engine.plane.links.knocking import KnockAuthenticator, Stranger
 from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 from uvcc_engine.relay.lobby import Lobby, Rejections
 
-_SSH_PORT: Final = 22
 _REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back
 _REDIAL_S: Final = (0.05, 1.0)
 _GUESTS: Final = 4  # connections of one peer that have knocked and not proven themselves
 _GUEST_S: Final = 15.0
+_SLOW_S: Final = 3.0  # for a host to answer a connection: it is repeated after one second, and again after two
 _ACCEPTS: Final = 64  # at a time, so that a flood does not keep the peers waiting
-_BACKLOG: Final = 1024  # a peer waits behind a stranger's connects, not outside
 _BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
 _GLANCES: Final = 200  # about 200 us
 _NUDGES: Final = 1 << 16  # as many as a pipe holds
+_NO_ANSWER: Final = "no answer"  # as of a firewall that drops what it does not let through
 _yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Read ``host:port``. Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
-        raise ConfigError(f"not an address: {text!r}", "write it like 10.0.0.2:7000")
-    if int(port) == _SSH_PORT:
-        raise ConfigError(f"{text} is the SSH port", "give the plane a port of its own")
-    return host.strip("[]"), int(port)
 
 
 class DirectLink:
@@ -81,6 +72,7 @@ class DirectLink:
         self._next_dial = {p: (0.0, _REDIAL_S[0]) for p in self._dial}
         self._refused: dict[int, float] = {}
         self._unresolved: set[int] = set()  # peers whose address leads nowhere, as was told
+        self._failed: dict[int, str] = {}  # why the last try to reach a peer came to nothing
         self._met: set[int] = set()
         self._resets: list[int] = []
         self._notices: list[Notice] = []
@@ -97,7 +89,7 @@ class DirectLink:
         self._dirty: set[Connection] = set()  # with something to write
         self._listener: socket.socket | None = None
         if listen:
-            self._listener = _listen(listen)
+            self._listener = listening(listen)
             self._poll.register(self._listener.fileno(), selectors.EVENT_READ)
 
     @property
@@ -227,7 +219,7 @@ class DirectLink:
 
     def _dismiss(self, now: float) -> None:
         for guest in [c for c in self._guests if now - c.since > _GUEST_S]:
-            self._drop(guest, TimeoutError("did not prove itself"))
+            self._drop(guest, TimeoutError(_NO_ANSWER if guest.connecting else "did not prove itself"))
         for stranger in self._lobby.overdue(now):
             self._turn_away(stranger, "silent", now)
 
@@ -267,9 +259,10 @@ class DirectLink:
             family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
             connection = Connection(socket.socket(family, kind, proto), now, peer, address)
         except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
+            why = f"cannot dial {address}: {getattr(error, 'strerror', None) or error}"
+            self._failed[peer] = why
             if peer not in self._unresolved:
                 self._unresolved.add(peer)
-                why = f"cannot dial {address}: {getattr(error, 'strerror', None) or error}"
                 self._notices.append(Notice("link_down", {"peer": peer, "kind": self.kind, "why": why}))
             return
         self._unresolved.discard(peer)
@@ -277,12 +270,12 @@ class DirectLink:
         connection.connecting = True
         self._adopt(connection)
         if code not in (0, errno.EINPROGRESS):
-            self._drop(connection, OSError(code, "cannot connect"))
+            self._drop(connection, OSError(code, os.strerror(code)))
 
     def _connected(self, connection: Connection, now: float) -> None:
         code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._drop(connection, OSError(code, "cannot connect"))
+            self._drop(connection, OSError(code, os.strerror(code)))
             return
         assert self._door is not None
         connection.connecting, connection.since = False, now
@@ -357,6 +350,7 @@ class DirectLink:
         self._active[src] = path
         self._met.add(src)
         self._refused.pop(src, None)
+        self._failed.pop(src, None)
         if src in self._next_dial:
             self._next_dial[src] = (0.0, _REDIAL_S[0])
         else:
@@ -376,6 +370,9 @@ class DirectLink:
         if connection in self._guests:
             self._guests.remove(connection)
         peer = connection.peer
+        if peer in self._dial:
+            said = getattr(error, "strerror", None) or str(error)
+            self._failed[peer] = f"cannot reach {connection.address}: {said}" if connection.connecting else said
         if self._active.get(peer) is connection:
             del self._active[peer]
             self._notices.append(Notice("link_down", {"peer": peer, "kind": self.kind, "why": str(error)}))
@@ -407,6 +404,17 @@ class DirectLink:
     def away_s(self) -> float:
         return 0.0  # nothing stands between the parties
 
+    def trouble(self, dst: int) -> str:
+        """Who dials knows how far it came; who is dialled, that nobody came."""
+        if dst in self._active:
+            return ""
+        if dst not in self._dial:
+            awaited = self._listener is not None and dst not in self._met
+            return f"it has not connected to port {self.address.rpartition(':')[2]} here" if awaited else ""
+        trying = next((c for c in self._guests if c.peer == dst and c.connecting), None)
+        slow = trying is not None and self._clock() - trying.since > _SLOW_S
+        return f"cannot reach {self._dial[dst]}: {_NO_ANSWER}" if slow else self._failed.get(dst, "")
+
     def unconfirmed(self) -> bool:
         return bool(self._dirty)
 
@@ -432,13 +440,3 @@ class DirectLink:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def _listen(listen: str) -> socket.socket:
-    host, port = parse_address(listen)
-    try:
-        found = socket.create_server((host, port), backlog=_BACKLOG, reuse_port=False)
-        found.setblocking(False)
-        return found
-    except OSError as error:
-        raise UnreachableError(f"cannot listen on {listen}: {error.strerror}", "choose another port") from error

@@ -62,6 +62,9 @@ class Link(Protocol):
     def away_s(self) -> float:
         """Seconds for which what stands between the parties was not reached; 0 while it is, and if nothing does."""
 
+    def trouble(self, dst: int) -> str:
+        """Why there is no way to the peer now, as far as this end knows, with the address; "" while there is one."""
+
     def pending(self) -> bool:
         """True while taken frames have not left yet."""
 
@@ -106,6 +109,9 @@ class LinkWrapper(Generic[_Inner]):
 
     def away_s(self) -> float:
         return self._inner.away_s()
+
+    def trouble(self, dst: int) -> str:
+        return self._inner.trouble(dst)
 
     def unconfirmed(self) -> bool:
         return self._inner.unconfirmed()

@@ -164,6 +164,9 @@ class NatsLink:
     def away_s(self) -> float:
         return 0.0 if self._down_since is None else self._clock() - self._down_since
 
+    def trouble(self, dst: int) -> str:
+        return ""  # of the server, not of a peer: notices tell it
+
     def unconfirmed(self) -> bool:
         return self.pending()
 

@@ -308,6 +308,9 @@ class RelayBase:
     def away_s(self) -> float:
         return self.down_s()
 
+    def trouble(self, dst: int) -> str:
+        return ""  # of the relay, not of a peer: notices tell it
+
     def down_s(self) -> float:
         """Seconds since the relay was last reached; 0 while it is."""
         return 0.0 if self._down_since is None else self._clock() - self._down_since

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import host_names
 from uvcc_engine.plane.inbox import buffer
-from uvcc_engine.plane.links.direct import parse_address
+from uvcc_engine.plane.links.addresses import parse_address
 from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, RelayStanding, read_token
 from uvcc_engine.plane.links.sockets import OutQueue
