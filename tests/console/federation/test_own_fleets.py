@@ -135,6 +135,29 @@ async def test_three_domains_on_three_providers_end_verified(users: tuple[list[U
         await owned.delete(machine)
 
 
+@pytest.mark.ci(__file__)
+def test_who_is_asked_whether_to_go_on_is_told_that_three_domains_drive_the_run(
+    users: tuple[list[Uvcc], str],
+) -> None:
+    three, url = users
+    proposal = _propose(three, url)
+    (three[1].home / "hosts.yaml").write_text(yaml.safe_dump({"hosts": [{"host": "10.0.0.9", "user": "me"}]}))
+    fleet = _fleet(three[1], provider="inventory", hosts="hosts.yaml")
+    meets = _meets(three[1], url)
+    assert three[1].run("join", proposal, "--yes", "--fleet", fleet, *meets).returncode == 0
+    starts = ("rollout", "demo", "--proposal", proposal, "--domain", "--headless", *meets, *JOB, *SPEND)
+    early = three[1].run(*starts)  # nobody is asked for money while two have not approved
+    assert early.returncode == 2
+    assert "is not approved by P0, P2" in early.stderr
+    for n in (0, 2):
+        assert three[n].run("join", proposal, "--yes", *_meets(three[n], url)).returncode == 0
+    asked = three[1].run(*starts)
+    assert asked.returncode == 2
+    assert "say --yes to agree without a terminal" in asked.stderr
+    assert "each of three domains drives its own pods" in asked.stderr
+    assert "one operator" not in asked.stderr
+
+
 def _environment(user: Uvcc, patch: pytest.MonkeyPatch, more: dict[str, str]) -> None:
     """``Uvcc.env`` leaves out what begins with UVCC_: a domain's own key is in its file, or comes in here."""
     kept = type(user).env

@@ -135,8 +135,11 @@ def run(argv: list[str]) -> int:
         fetch(args.proposal, meeting(args))
         args.set = [*_own_pods(args.proposal), *args.set]
     name, profile = load(args.profile, args.set)
+    agreed = approved_document(args.proposal) if args.proposal else b""
+    seat = _seat(args, agreed) if args.domain else None
     if kind_in(profile.fleet.model_dump(mode="json")).consents and not args.yes:
-        for sentence in operation_of(make_plan(new_run_id(name), name, profile)):
+        plan = make_plan(new_run_id(name), name, profile)
+        for sentence in operation_of(seat.part(plan) if seat is not None else plan):
             common.say(sentence)
         limits = profile.limits
         question = f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.where}"
@@ -146,7 +149,6 @@ def run(argv: list[str]) -> int:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED
-    agreed = approved_document(args.proposal) if args.proposal else b""
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
     return launch(
         args.profile,
@@ -156,5 +158,5 @@ def run(argv: list[str]) -> int:
         as_json=args.json,
         quiet=args.quiet,
         proposal=agreed,
-        seat=_seat(args, agreed) if args.domain else None,
+        seat=seat,
     )
