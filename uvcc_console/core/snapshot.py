@@ -64,8 +64,7 @@ class PodView:
     """One pod. ``paths`` maps a halt path to (up, since); ``trouble``: why the one through its agent is down.
 
     Its vital signs over the console's time: ``disk`` free MiB, ``cpu`` share in use (0 to 1), ``memory`` MiB in use,
-    ``gpu`` mean utilisation in percent of all its cards; ``gpus``: what each card said last.
-    """
+    ``gpu`` mean utilisation in percent of all its cards; ``gpus``: what each card said last."""
 
     pod: str
     party: int
@@ -161,10 +160,7 @@ class FlightView:
 
 @dataclass(frozen=True, slots=True)
 class WaitView:
-    """A long wait between parties that a worker reported: for whom, how long it had waited, when it said so.
-
-    ``why``: what keeps the two from a connection, where there is none.
-    """
+    """A long wait between parties that a worker told of, and why, if it knows: nothing but a missing connection."""
 
     peer: str
     since_s: float

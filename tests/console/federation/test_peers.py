@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from test_roster import pod, proposal, roster
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import domain_key, parcels
 from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
@@ -32,6 +34,7 @@ from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated import own_party as own_party_module
 from uvcc_console.rollout.federated import peers as peers_module
 from uvcc_console.rollout.federated.own_party import FederatedParty
+from uvcc_console.rollout.federated.parting_words import parting_words
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.transcript.signed import barriers
@@ -213,6 +216,33 @@ def test_a_halt_by_any_domain_reaches_all_and_a_failure_ends_what_others_do(tabl
                     await peers[n].guarded(asyncio.sleep(150))
 
     asyncio.run(story())
+
+
+def test_a_domain_whose_pods_do_not_come_up_tells_the_others_nothing_of_its_machines(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            why = f"no host can be claimed: trainer@10.9.8.7:2222 refuses {Path.home()}/.ssh/id"
+            table.buses[2].commit(ev.StageChanged(name="provision", status="failed", detail=why))
+            await table.buses[2].wait(lambda s: any(v.status == "failed" for v in s.stages), 120)
+            await peers[2].farewell("failed", why)
+            for n in (0, 1):
+                with pytest.raises(PeerLostError) as told:
+                    await peers[n].guarded(asyncio.sleep(150))
+                assert "it could not bring up its pods, at provision; its own console says why" in told.value.what
+                assert not {"trainer", "10.9.8.7", str(Path.home())} & {*re.split(r"[ @:]", told.value.what)}
+
+    asyncio.run(story())
+
+
+def test_an_end_in_training_is_told_without_logins_and_folders() -> None:
+    pod_up = ev.PodChanged(
+        pod="p2r0", party=2, replica=0, provider="inventory", state="agent", address="me@10.9.8.7:2222"
+    )
+    why = f"pod me@10.9.8.7:2222 is gone (me@10.9.8.7 refuses {Path.home()}/key): P1 says: cannot reach 10.9.8.6:20000"
+    assert parting_words(fold([pod_up]), why) == (
+        "pod p2r0 is gone (p2r0 refuses ~/key): P1 says: cannot reach 10.9.8.6:20000"
+    )
 
 
 def test_a_drill_and_a_hold_are_this_domains_own(table: Table) -> None:

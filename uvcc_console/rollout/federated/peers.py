@@ -23,6 +23,7 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.barrier_ledger import BarrierLedger, check_ahead, is_over
 from uvcc_console.rollout.federated.consenting import ConsentLedger
+from uvcc_console.rollout.federated.parting_words import parting_words
 from uvcc_console.rollout.federated.rendezvous_watch import RendezvousWatch
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
@@ -393,7 +394,7 @@ class Peers:
         if self.attempt < 0 or status == "ok":
             return
         if self._stopped is None or status != "halted":  # who was halted, and ends, tells those who wait for it
-            self._stop(HALT if status == "halted" else FAILED, detail)
+            self._stop(HALT if status == "halted" else FAILED, parting_words(self._bus.snapshot, detail))
         assert self._stopped is not None
         try:
             async with asyncio.timeout(FAREWELL_S):
