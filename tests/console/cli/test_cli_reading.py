@@ -215,8 +215,12 @@ def test_before_the_verdict_numbers_are_marked_as_reported(capsys: pytest.Captur
 def test_status_says_when_nobody_conducts_a_run_that_has_not_ended(capsys: pytest.CaptureFixture[str]) -> None:
     write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=False))
     assert main(["status", "demo-20261121-0115"]) == 0
-    assert "nobody conducts it" in capsys.readouterr().out
-    assert main(["status", "--json"]) == 0
+    assert "nobody conducts it: uvcc resume or uvcc teardown" in capsys.readouterr().out
+    part = story("part-20261121-0115-ab12", ended=False)  # one domain's, which it cannot take up alone
+    write("part-20261121-0115-ab12", [replace(e, apart=True) if isinstance(e, ev.RunCreated) else e for e in part])
+    assert main(["status", "part-20261121-0115"]) == 0
+    assert "nobody conducts it: uvcc teardown)" in capsys.readouterr().out
+    assert main(["status", "demo-20261121-0115", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["stage"] == "full"
     assert document["step"] == 3

@@ -29,7 +29,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     """The snapshot for a reader: stages, pods, workers, agreement, halt, results."""
     changed = recheck(run_dir, s)
     live = running(run_dir, CONDUCTOR)
-    state = s.status if live or s.ended else f"{s.status} (nobody conducts it: uvcc resume or uvcc teardown)"
+    verbs = "uvcc teardown" if s.apart else "uvcc resume or uvcc teardown"  # a domain's part is not taken up alone
+    state = s.status if live or s.ended else f"{s.status} (nobody conducts it: {verbs})"
     lines = [f"{s.run}  {s.profile_name}  {state}" + (f": {s.detail}" if s.detail else "")]
     lines.append("stages   " + " ".join(f"{_MARK.get(v.status, '?')}{v.name}" for v in s.stages))
     for v in s.stages:

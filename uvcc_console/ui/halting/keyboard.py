@@ -6,9 +6,12 @@ behind it shall not wait for that. So one thread reads and looks, and another on
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import selectors
+import signal
+import stat
 import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable
@@ -121,6 +124,28 @@ class RawKeys:
         return held
 
 
+def hang_up() -> None:
+    """What the system does when a terminal goes that is the process's own; one under ``su -c`` is not, and has to see
+    for itself that its terminal is gone. What goes on without a console has processes of its own."""
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def _bytes_of(fileno: int) -> bytes:
+    """What there is to read; nothing at the end, also of a terminal that is gone."""
+    try:
+        return os.read(fileno, 1 << 16)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
+def _hung_up(fileno: int) -> bool:
+    """Whether this was a terminal: one that is gone is still a device, and no terminal any more."""
+    device = os.fstat(fileno)
+    return stat.S_ISCHR(device.st_mode) and device.st_rdev != os.stat(os.devnull).st_rdev and not os.isatty(fileno)
+
+
 def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> None:
     """Read the terminal until ``ended``; what the screen is to get is parsed in a thread of its own."""
     decode = getincrementaldecoder("utf-8")(errors="replace").decode
@@ -133,7 +158,10 @@ def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> 
         while not ended.is_set():
             data = b""
             if selector.select(ALONE_S / 2 if keys.waiting else _IDLE_S):
-                data = os.read(fileno, 1 << 16)
+                data = _bytes_of(fileno)
+                if not data and _hung_up(fileno):
+                    hang_up()
+                    break
                 if not data:  # nothing will come any more
                     ended.wait(_IDLE_S)
                     continue
