@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import os
 import shlex
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +25,7 @@ from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.provider import NoOffer, Pod, PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink
-from uvcc_console.fleet.vendors import slurm
+from uvcc_console.fleet.vendors import slurm, slurm_job
 from uvcc_console.fleet.vendors.slurm import SAYS_S, Answer, SlurmClient, SlurmFleet, here
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -298,6 +302,69 @@ async def test_a_job_asks_for_the_processors_and_memory_that_are_named(run_dir: 
         script = str(queue.jobs["1"]["script"])
         assert "scratch=/local/scratch\n" in script
         assert shlex.quote("ssh-ed25519 AAAA it's") in script
+
+
+class Script:
+    """A job's script with nothing of Slurm around it, in a session of its own; its server is one that only waits."""
+
+    def __init__(self, among: Path, job: int, node: str = "node-7") -> None:
+        programs, self.home, self.among, self.job = among / "bin", among / "user", among, job
+        for folder in (programs, self.home):
+            folder.mkdir(exist_ok=True)
+        server = programs / "sshd"
+        if not server.exists():
+            server.write_text("#!/bin/sh\nexec sleep 3600\n")
+            server.chmod(0o755)
+        env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(self.home), "SLURMD_NODENAME": node}
+        self.process = subprocess.Popen(
+            ["sh", "-s"],
+            env=env | {"SLURM_JOB_ID": str(job)},
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(slurm_job.script("ssh-ed25519 AAAA", str(among)))
+        self.process.stdin.close()
+
+    async def up(self) -> Path:
+        """Its folder, once it has said where it listens."""
+        while not (self.home / ".uvcc-slurm" / str(self.job) / "address").exists():
+            assert self.process.poll() is None
+            await asyncio.sleep(0.02)
+        (found,) = self.among.glob(f"uvcc-{self.job}.*")
+        return found
+
+    def kill(self) -> None:
+        """As Slurm does with a job that does not end in time, and the system with one that takes too much memory."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+async def test_what_a_job_left_that_was_killed_is_taken_away_by_the_next_and_nothing_of_living_ones(
+    tmp_path: Path,
+) -> None:
+    scripts = [Script(tmp_path, 11), Script(tmp_path, 12), Script(tmp_path, 13, "node-8"), Script(tmp_path, 14)]
+    try:
+        killed, lives, elsewhere, old = [await script.up() for script in scripts]
+        (killed / "home" / "share").write_bytes(b"a party's own")
+        for number in (0, 2, 3):
+            scripts[number].kill()
+        (old / "alive").unlink()  # of a version that had no lock, or where there is none to be had
+        (tmp_path / "uvcc-99.abcdef").symlink_to(lives)
+        scripts.append(Script(tmp_path, 15))
+        newest = await scripts[-1].up()
+        while killed.exists():
+            await asyncio.sleep(0.02)
+        scripts.append(Script(tmp_path, 16))  # and one more that looks while others live
+        another = await scripts[-1].up()
+        assert all((folder / "sshd_config").exists() for folder in (lives, elsewhere, old, newest, another))
+        scripts[1].process.terminate()
+        assert scripts[1].process.wait(120) == 143
+        assert not lives.exists()
+    finally:
+        for script in scripts:
+            with contextlib.suppress(ProcessLookupError):
+                script.kill()
 
 
 @pytest.mark.slow

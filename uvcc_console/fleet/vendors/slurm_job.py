@@ -3,6 +3,7 @@
 A user's jobs share the user's home, and with it whatever lies there by a fixed name: three parties would find each
 other's agents. So each job has a folder on its node's own disk for a home, and every login of its server is in there.
 A login has the job's environment (its GPUs among it), without what tells a library that ``srun`` has started it.
+What a job left that was killed outright is taken away by the next one of the same user on that node.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ mkdir -p "$told"
 exec 2>"$told/why"
 base=
 
-over() {
-  code=$?
-  trap '' TERM INT
+cleared() {
   # what a login has started is known by its home, also where Slurm itself does not follow it
   for try in 1 2 3; do
-    [ -n "$base" ] || break
-    for found in $(grep -lzxF "HOME=$base/home" /proc/[0-9]*/environ 2>/dev/null); do
+    for found in $(grep -lzxF "HOME=$1/home" /proc/[0-9]*/environ 2>/dev/null); do
       found=${found#/proc/}
       kill -KILL "${found%%/environ}" 2>/dev/null || :
     done
   done
+  rm -rf "$1" || :
+}
+
+over() {
+  code=$?
+  trap '' TERM INT
   [ ! -s "$base/said" ] || tail -n 1 "$base/said" >>"$told/why"
-  [ -z "$base" ] || rm -rf "$base" || :
+  [ -z "$base" ] || cleared "$base"
   rm -f "$told/address"
   # why it failed is for the console to read
   [ "$code" != 0 ] && [ "$code" != 143 ] && [ -s "$told/why" ] || rm -rf "$told"
@@ -42,8 +46,20 @@ trap over EXIT
 trap 'exit 143' TERM INT
 
 scratch=%(scratch)s
-base=$(mktemp -d "${scratch:-${TMPDIR:-/tmp}}/uvcc-$job.XXXXXX")
+among=${scratch:-${TMPDIR:-/tmp}}
+base=$(mktemp -d "$among/uvcc-$job.XXXXXX")
 mkdir "$base/home" "$base/tmp"
+
+# a job that was killed outright could not take its folder away, with the keys and shares in it. Whose script lives
+# holds the lock, from before the file has its name; what is another node's or user's, or has no lock, is left alone
+echo "$node" >"$base/locked"
+exec 8<"$base/locked"
+! flock -n 8 2>/dev/null || mv "$base/locked" "$base/alive"
+for dead in "$among"/uvcc-[0-9]*.??????; do
+  [ ! -L "$dead" ] && [ -O "$dead" ] && [ "$(cat "$dead/alive" 2>/dev/null)" = "$node" ] || continue
+  (flock -n 9 && cleared "$dead") 9<"$dead/alive" || :
+done 8<&- 2>/dev/null &
+
 sshd=$(command -v sshd || echo /usr/sbin/sshd)
 [ -x "$sshd" ] || { echo "there is no sshd on $node" >&2; exit 1; }
 sftp=
