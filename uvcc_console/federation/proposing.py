@@ -63,8 +63,7 @@ def propose(
         )
     if not operation_of(plan) or len(domains) != 3:
         raise ConfigError("a proposal is of a private job and names three domains", "--domain once for P0, P1 and P2")
-    with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:
-        code = build_wheel(Path(scratch)).sha256
+    code = own_code()
     first, second, third = hosts_of(profile, providers)
     now = int(time.time())
     limits = profile.limits
@@ -85,6 +84,12 @@ def propose(
         nonce=secrets.token_hex(32),
         consent=Consents(**profile.consent.model_dump()),
     )
+
+
+def own_code() -> str:
+    """The hash of this installation's engine, which a proposal names and each domain's pods are held to."""
+    with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:
+        return build_wheel(Path(scratch)).sha256
 
 
 def hosts_of(profile: Profile, given: Sequence[str]) -> Sequence[str]:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 from relaykit import COORDINATOR, TOKENS, relay  # noqa: F401
 
 from uvcc_console.cli.main import main
-from uvcc_console.federation import domain_key, rendezvous
+from uvcc_console.federation import domain_key, proposing, rendezvous
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.peer_protocol.record_names import PROPOSALS
@@ -95,6 +95,20 @@ def test_three_domains_approve_and_everybody_can_check_it(people: People) -> Non
         other = str((int(party) + 1) % 3)
         with pytest.raises(UnreadableError, match="did not sign"):
             Standing.from_json(whole | {"approvals": {**whole["approvals"], party: whole["approvals"][other]}})
+
+
+def test_who_joins_with_another_release_is_told_before_it_signs(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = people.key("coordinator").read_text().rsplit(" ", 1)[0]
+    wanted = people.propose()
+    people.allows("p0", yes_for=[trusted])
+    assert people.at("p0", "join", wanted, "--yes") == 0, people.err
+    assert "own code" not in people.out
+    people.allows("p1", yes_for=[trusted])
+    monkeypatch.setattr(proposing, "own_code", lambda: "ab" * 32)
+    assert people.at("p1", "join", wanted, "--yes") == 0, people.err  # it may conduct from another machine
+    assert f"own code     {'ab' * 32}: not the proposal's; install its release here before uvcc rollout" in people.out
 
 
 def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:

@@ -42,6 +42,8 @@ def run(argv: list[str]) -> int:
     common.show("\n".join(proposing.screen(standing, judged)))
     if fleet:
         common.show(f"own pods     {own_fleet.words(fleet)}")
+    if not args.refuse and (own := proposing.own_code()) != p.code_hash:
+        common.show(f"own code     {own}: not the proposal's; install its release here before uvcc rollout")
     reason = args.refuse or "; ".join(f"{rule}: {why}" for rule, why in judged.refused)
     if not reason and not (args.yes and judged.yes):
         if not sys.stdin.isatty():
