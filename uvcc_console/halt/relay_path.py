@@ -30,6 +30,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
+from uvcc_console.halt.relay_trouble import RelayRefused, cure
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine import host_names
@@ -86,17 +87,16 @@ class RelayMailbox:
     def exchange(self, put: Mapping[str, str] | None, want: str) -> list[FetchedRecord]:
         """Leave a record, under the first credential that is let in, and take those that are new. Raises UvccError."""
         asked: dict[str, Any] = {"after": self.after, "want": want} | ({"put": dict(put)} if put else {})
-        trouble = "there is no credential"
+        trouble, hint = "there is no credential", "--token-file takes the one that its operator gave you"
         for token in self.tokens:
             try:
                 found = self._post(token, json.dumps(asked))
             except (OSError, http.client.HTTPException, ValueError) as e:
-                trouble = host_names.why(e, self.url)
+                trouble, hint = host_names.why(e, self.url), cure(e, self.url)
                 continue
             self.after = max(self.after, found.seq)
             return list(found.records)
-        what = f"the relay at {self.url} does not take orders: {trouble}"
-        raise UnreachableError(what, "the other halt paths remain")
+        raise UnreachableError(f"the relay at {self.url} cannot be used: {trouble}", hint)
 
     def request(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One JSON request to this relay under the first credential. Raises UvccError, also for a refusal."""
@@ -107,7 +107,8 @@ class RelayMailbox:
             return found
         except (OSError, http.client.HTTPException, ValueError, IndexError) as e:
             said = host_names.why(e, self.url)
-            raise UnreachableError(f"the relay at {self.url} does not serve {path}: {said}", "is it up?") from e
+            hint = cure(e, self.url)
+            raise UnreachableError(f"the relay at {self.url} does not serve {path}: {said}", hint) from e
 
     def _post(self, token: str, body: str) -> relay_words.RelayAnswer:
         found = relay_words.answer(self._ask(token, "/records", body, TIMEOUT_S))
@@ -128,7 +129,7 @@ class RelayMailbox:
             if connection is not self._kept or not whole:  # one that is kept opens again at the next request
                 connection.close()
         if reply.status != http.client.OK:
-            raise ValueError(f"HTTP {reply.status}{_why(found)}")
+            raise RelayRefused(reply.status, _why(found))
         return found
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:

@@ -279,7 +279,7 @@ class Relay:
 async def test_a_relay_that_answers_anything_is_a_relay_that_does_not_take_orders(body: bytes) -> None:
     async with Relay(body) as url:
         box = RelayMailbox(url, "g", "r.full", ("token",))
-        with pytest.raises(UvccError, match="does not take orders"):
+        with pytest.raises(UvccError, match="cannot be used"):
             await asyncio.to_thread(box.exchange, None, "")
     async with Relay(b'{"seq": 3, "records": [1, {"name": "n", "body": "b"}, null]}') as url:
         box = RelayMailbox(url, "g", "r.full", ("token",))
