@@ -16,6 +16,7 @@ ENDS = ("teardown", "stop")  # what an operator asks for who wants the pods gone
 AGAIN_S = 60.0
 SUCCESSOR_S = 10.0  # twice as long each time; whoever was killed by hand may be started again by hand
 ALONE_S = 5.0
+FROZEN_S = 60.0  # one that is stopped may be let go on; the other domains wait half as long again
 ENDING_S = 15.0  # by then a conductor that was started for the teardown has said who it is
 
 
@@ -42,12 +43,12 @@ class Reaper:
         elif isinstance(event, ev.ActionDone) and event.action in ENDS and not event.ok:  # not all domains have signed
             self._ending = False
 
-    def due(self, s: Snapshot, *, conducted: bool, now: float) -> str:
+    def due(self, s: Snapshot, *, conducted: bool, now: float, frozen: bool = False) -> str:
         """Why the run must be ended now; empty while a conductor looks after it, or while one may still come back.
 
         Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away;
-        ``ALONE_S`` where no other could go on with the run, ``ENDING_S`` where it died while its teardown was asked for
-        or under way.
+        ``ALONE_S`` where no other could go on with the run (``FROZEN_S`` where this one still could: it is ``frozen``),
+        ``ENDING_S`` where it died while its teardown was asked for or under way.
         """
         left = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
         if conducted or not left:
@@ -58,6 +59,7 @@ class Reaper:
         limits = _limits(s)
         self.ledger.hourly_cap, self.ledger.total_cap = limits.hourly, limits.total
         alone = now - self._alone_since
+        patience = limits.wait if self.resumable else FROZEN_S if frozen else ALONE_S
         why = ""
         if now - s.created > limits.ttl:
             why = f"its time to live of {limits.ttl:.0f} s is over"
@@ -65,7 +67,7 @@ class Reaper:
             why = breach
         elif self._ending and alone >= ENDING_S:
             why = "its conductor died before the teardown was done"
-        elif alone >= (limits.wait if self.resumable else ALONE_S):
+        elif alone >= patience:
             why = f"it has had no conductor for {alone:.0f} s"
         if not why or now - self._asked < AGAIN_S:
             return ""

@@ -243,7 +243,7 @@ class Service:
         now = self._clock.now()
         self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)
         s = self.snapshot
-        why = self._reaper.due(s, conducted=conducted, now=now)
+        why = self._reaper.due(s, conducted=conducted, now=now, frozen=conductor.who is not None)
         if not why:
             if conductor.who is None and not self._halter.active and (time_of := self._reaper.successor(s, now=now)):
                 self._go_on(time_of)

@@ -187,6 +187,22 @@ def test_one_domains_part_of_a_run_has_no_other_conductor() -> None:
     assert made.successor(s, now=200.0) == ""
 
 
+def test_a_domain_s_conductor_that_is_frozen_may_still_be_let_go_on_and_a_dead_one_may_not() -> None:
+    events = may_go_on(1, RUNNING)
+    s = fold(events)
+    for frozen, patience in ((False, 5.0), (True, 60.0)):
+        made = reaper(events, [100.0])
+        made.resumable = False
+        assert made.due(s, conducted=False, now=100.0, frozen=frozen) == ""
+        assert made.due(s, conducted=False, now=99.0 + patience, frozen=frozen) == ""
+        assert "no conductor for" in made.due(s, conducted=False, now=100.0 + patience, frozen=frozen)
+    made = reaper(events, [100.0])
+    made.resumable = False
+    assert made.due(s, conducted=False, now=100.0, frozen=True) == ""
+    assert made.due(s, conducted=True, now=130.0) == ""  # it was let go on
+    assert made.due(s, conducted=False, now=170.0, frozen=True) == ""
+
+
 def test_a_sidecar_knows_of_the_teardown_that_was_asked_for() -> None:
     """A sidecar folds a few kinds of events only."""
     run_dir = paths.run_dir("asked")
