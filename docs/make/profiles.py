@@ -82,8 +82,9 @@ def page() -> str:
         "## At the top",
         "",
     ]
-    top = {k: v for k, v in found["properties"].items() if k in ("link", "env", "dp_preflight")}
-    lines += _rows({"properties": top})
+    parts = [(section_of(part, about), part, about) for part, about in found["$defs"].items()]
+    known = {section for section, _, _ in parts if section}
+    lines += _rows({"properties": {k: v for k, v in found["properties"].items() if k not in known}})
     kinds = {"PrivateJobSettings": "private", "LmJobSettings": "lm", "CommandJobSettings": "command"}
     fleets = {
         "FleetSettings": "every provider",
@@ -93,8 +94,6 @@ def page() -> str:
     }
     common = set(found["$defs"]["FleetSettings"]["properties"])
     order = ["job", "topology", "fleet", "nats", "smoke", "gates", "limits", "halt", "consent", "evidence"]
-    parts = [(section_of(part, about), part, about) for part, about in found["$defs"].items()]
-    known = {section for section, _, _ in parts if section}
     for section in [*order, *sorted(known - set(order))]:
         for _, part, about in sorted(
             (p for p in parts if p[0] == section), key=lambda p: list(found["$defs"]).index(p[1])

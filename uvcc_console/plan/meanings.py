@@ -181,6 +181,8 @@ MEANINGS: Final[dict[str, str]] = {
     "evidence.log": "A transparency log with Rekor's interface: each policy before its first step, each run root.",
     "evidence.log_key": "A file with that log's public key (PEM); without it the key that the log gives out.",
     "env": "Environment variables of the workers.",
+    "secrets": "Names of environment variables, keys of services say, whose values the workers get from where "
+    "`uvcc rollout` or `uvcc resume` runs. No value is written to profile, journal or package.",
     "dp_preflight": "Rehearse the run's own network before the smoke.",
 }
 _SECTIONS: Final = {

@@ -33,6 +33,7 @@ from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
 
+SECRET_NAME: Final = "^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -403,6 +404,7 @@ class Profile(Strict):
     consent: ConsentPart = ConsentPart()
     evidence: EvidencePart = EvidencePart()
     env: dict[str, str] = {}
+    secrets: list[Annotated[str, Field(pattern=SECRET_NAME)]] = Field(default=[], max_length=32)
     dp_preflight: bool = True
 
     @model_validator(mode="after")
@@ -410,6 +412,10 @@ class Profile(Strict):
         if self.smoke.replicas > self.topology.replicas:
             raise ValueError(
                 f"smoke.replicas is {self.smoke.replicas} but topology.replicas only {self.topology.replicas}"
+            )
+        if taken := sorted({*self.secrets} & {*self.env}) or sorted({n for n in self.secrets if n.startswith("UVCC_")}):
+            raise ValueError(
+                f"secrets: {taken[0]} is {'in env, too' if taken[0] in self.env else 'set by uvcc itself'}"
             )
         if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
             raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")

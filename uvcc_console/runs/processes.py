@@ -223,7 +223,7 @@ def create_run(
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
     from uvcc_console.fleet.provider_kinds import runs_here, sections
-    from uvcc_console.plan import code_tree, long_steps, plan_rehearsal
+    from uvcc_console.plan import code_tree, long_steps, plan_rehearsal, worker_secrets
     from uvcc_console.plan.owndata import keep_base, keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -232,6 +232,7 @@ def create_run(
 
     short, profile = load(profile_name, settings)
     profile, pin = settle(kept_pods.with_kept_key(profile), tell, elsewhere=part is not None)
+    worker_secrets.values(profile.secrets)  # before anything is made or rented
     job = profile.job
     code = code_tree.survey(job) if isinstance(job, CommandJobSettings) and job.code else None
     for left in code.left_out if code is not None else ():

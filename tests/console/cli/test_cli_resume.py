@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,3 +89,16 @@ def test_workers_that_went_on_by_themselves_run_again(
     assert main(["resume", RUN, "--timeout", "1"]) == code
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
+
+
+def test_a_run_that_needs_a_key_is_taken_up_only_where_the_key_is(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("THEIR_TOKEN", raising=False)
+    again = next(e for _, e in journal.since(0) if isinstance(e, ev.RunCreated))
+    journal.append(replace(again, ts=0.0, profile={"secrets": ["THEIR_TOKEN"]}))
+    assert main(["resume", RUN]) == 2
+    said = capsys.readouterr().err
+    assert "THEIR_TOKEN of the profile's secrets is not set here" in said
+    assert "export THEIR_TOKEN=..." in said
+    assert not (journal.path.parent / "conductor.log").exists()

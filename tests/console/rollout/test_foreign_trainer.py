@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
 TRAINER = """
-import os, sys, time
+import hashlib, os, sys, time
 import helper
 out = os.path.join("out", "model.txt")
 os.makedirs("out", exist_ok=True)
@@ -21,6 +23,7 @@ assert not os.path.exists(out), "each phase has a copy of its own"
 if not os.path.exists(DRILLED):
     open(DRILLED, "w").close()
     time.sleep(600)  # the drill ends it, however late it comes
+assert hashlib.sha256(os.environ["THEIR_TOKEN"].encode()).hexdigest() == TOKEN
 for step in range(int(os.environ["UVCC_STEPS"])):
     time.sleep(0.02)
 with open(out, "w") as f:
@@ -36,6 +39,7 @@ job:
   artifacts: [out]
   halt: sigterm
 fleet: {provider: local}
+secrets: [THEIR_TOKEN]
 smoke: {steps: 25}
 gates: {loss_falls: false, halt_drill_s: 90}
 """
@@ -46,7 +50,9 @@ gates: {loss_falls: false, halt_drill_s: 90}
 def test_it_goes_to_its_pod_and_comes_home(tmp_path: Path) -> None:
     code = tmp_path / "mine"
     (code / "lib").mkdir(parents=True)
-    (code / "train.py").write_text(f"DRILLED = {str(tmp_path / 'drilled')!r}\n{TRAINER}")
+    token = secrets.token_hex(16)
+    known = f"DRILLED = {str(tmp_path / 'drilled')!r}\nTOKEN = {hashlib.sha256(token.encode()).hexdigest()!r}\n"
+    (code / "train.py").write_text(known + TRAINER)
     (code / "lib" / "helper.py").write_text("WORD = 'hello'\n")
     (code / ".env").write_text("SECRET=1\n")
     (tmp_path / "theirs.yaml").write_text(PROFILE)
@@ -62,11 +68,18 @@ def test_it_goes_to_its_pod_and_comes_home(tmp_path: Path) -> None:
         assert "by SIGTERM alone" in planned.stdout
         assert "2 files" in planned.stdout
         assert "not .env (looks like a secret" in planned.stdout
+        refused = uvcc("rollout", str(tmp_path / "theirs.yaml"), "--headless")
+        assert refused.returncode == 2
+        assert "THEIR_TOKEN of the profile's secrets is not set here" in refused.stderr
+        assert not (tmp_path / "home" / "runs").exists()
+        env["THEIR_TOKEN"] = token
         done = uvcc("rollout", str(tmp_path / "theirs.yaml"), "--headless")
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
         uvcc("teardown", "last")
     (run_dir,) = (tmp_path / "home" / "runs").iterdir()
+    kept_here = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert [path for path in kept_here if token.encode() in path.read_bytes()] == []
     artifacts = run_dir / "artifacts"
     for phase, steps in (("smoke", "25"), ("full", "30")):
         word, count, prefix = (artifacts / phase / "p0r0" / "files" / "out" / "model.txt").read_text().split()

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from uvcc_console.plan import profile as p
+from uvcc_console.plan import worker_secrets
 from uvcc_console.plan.other_words import PRIVATE_JOB
 from uvcc_console.plan.plan import OWNERS_FILES, engine_job, make_plan
 from uvcc_console.plan.schema import PrivateJobSettings as ProfileJob
@@ -44,6 +45,26 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
     error = refused(setting)
     assert error.what == f"unknown key {key} in demo.yaml"
     assert error.hint == f"did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["secrets=[WANDB_API_KEY=abc]"], "secrets.0"),  # a value has no place in a profile
+        (["secrets=[UVCC_STEPS]"], "UVCC_STEPS is set by uvcc itself"),
+        (["secrets=[A_KEY]", "env={A_KEY: x}"], "A_KEY is in env, too"),
+    ],
+)
+def test_secrets_are_names_that_nobody_else_sets(settings: list[str], words: str) -> None:
+    assert words in str(refused(*settings))
+
+
+def test_secrets_are_what_this_process_has_and_missing_ones_are_named() -> None:
+    here = {"A_KEY": "x", "EMPTY": "", "OTHER": "y"}
+    assert worker_secrets.values(["A_KEY"], here) == {"A_KEY": "x"}
+    assert worker_secrets.values([], here) == {}
+    with pytest.raises(ConfigError, match="EMPTY, GONE of the profile's secrets are not set here"):
+        worker_secrets.values(["A_KEY", "EMPTY", "GONE"], here)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from uvcc_console.core.folding.state import settings_after
 from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import seat
 from uvcc_console.halt import certificate
-from uvcc_console.plan import changed_settings, lm_settings
+from uvcc_console.plan import changed_settings, lm_settings, worker_secrets
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.runs import processes
@@ -74,6 +74,8 @@ def run(argv: list[str]) -> int:
         why = "it means to resume" if s.job_kind == "lm" else f"a {s.job_kind} job's settings are what was agreed"
         raise ConfigError(f"--set {args.set[0]} does not go with this", why)
     changes = changed_settings.parse(args.set)
+    if not live:
+        worker_secrets.values(s.profile.get("secrets") or ())  # whoever takes the run up hands them to the workers
     if changes:
         plan = make_plan(s.run, s.profile_name, parse(s.profile), s.seed)
         lm_settings.check(plan, settings_after(s.changed_settings, changes))

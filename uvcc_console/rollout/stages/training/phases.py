@@ -15,7 +15,7 @@ from uvcc_console.core.answers.shown import shown
 from uvcc_console.core.snapshot import HaltView, Snapshot
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
-from uvcc_console.plan import changed_settings, code_tree, long_steps
+from uvcc_console.plan import changed_settings, code_tree, long_steps, worker_secrets
 from uvcc_console.plan.plan import FULL, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
@@ -192,13 +192,13 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str,
 
 
 def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
-    """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
+    """The profile's environment and secrets, and whom to give way to; a command is told how many steps it has."""
     profile = ctx.plan.profile
     waits = long_steps.group_timeout(ctx.bus.snapshot.foretold)
     env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **waits, **profile.env}
-    tree = code_tree.kept(ctx.run_dir)
-    env |= code.environment(tree) if tree is not None else {}
-    return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
+    env |= code.environment(tree) if (tree := code_tree.kept(ctx.run_dir)) is not None else {}
+    steps = {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else {}
+    return env | worker_secrets.values(profile.secrets) | steps
 
 
 def _argv(ctx: Rollout, phase: Phase) -> list[str]:
