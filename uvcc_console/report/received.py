@@ -10,14 +10,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript.formats import reading
 
 MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that somebody handed over
 MOST_FILES: Final = 1 << 18
-_LONGEST_HEAD: Final = 4 * reading.KIB  # of what stands beside a file in a tar archive, such as a long name
+_HEADS: Final = 64 * reading.KIB  # of what stands before a file in a tar archive, and what is read ahead
 _CHUNK: Final = reading.MIB
 _DAMAGED: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -66,37 +66,49 @@ def _unzip(path: Path, home: Path) -> None:
 
 
 def _untar(path: Path, home: Path) -> None:
-    left, zstandard = MOST, zstandard_module()
+    zstandard = zstandard_module()
     try:
-        with (
-            path.open("rb") as raw,
-            zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw) as plain,
-            tarfile.open(fileobj=plain, mode="r|", tarinfo=_BoundedInfo) as archive,
-        ):
-            for number, entry in enumerate(archive):
-                _check_count(path, number)
-                archive.members = []  # type: ignore[attr-defined]  # it would keep what it read of every file
-                source = archive.extractfile(entry) if entry.isreg() else None
-                if source is None:
-                    raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")
-                left = _extract(path, home, entry.name, source, left)
+        with path.open("rb") as raw, zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw) as plain:
+            metered = _Metered(plain)
+            with tarfile.open(fileobj=cast(IO[bytes], metered), mode="r|") as archive:
+                _take_all(path, home, archive, metered)
     except zstandard.ZstdError as e:
         raise OSError(str(e)) from e
 
 
-class _BoundedInfo(tarfile.TarInfo):
-    """What stands before a file in an archive, which ``tarfile`` reads as a whole, however much it is said to be."""
+def _take_all(path: Path, home: Path, archive: tarfile.TarFile, metered: _Metered) -> None:
+    left = MOST
+    for number, entry in enumerate(archive):
+        _check_count(path, number)
+        if archive.pax_headers:
+            raise tarfile.ReadError("a head about all files, as no package has it")
+        archive.members = []  # type: ignore[attr-defined]  # it would keep what it read of every file
+        source = archive.extractfile(entry) if entry.isreg() else None
+        if source is None:
+            raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")
+        metered.allow(entry.size)
+        left = _extract(path, home, entry.name, source, left)
+        metered.allow(0)
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedInfo:
-        """Raises ReadError for a head beside a file that is longer than any of ours, or about all that follow."""
-        found = super().frombuf(buf, encoding, errors)
-        if found.type == tarfile.XGLTYPE or (found.type in _HEADS and found.size > _LONGEST_HEAD):
-            raise tarfile.ReadError(f"{found.size} bytes beside a file, as no package has them")
-        return found
 
+class _Metered:
+    """What an archive is read from. What stands before a file, such as a long name, ``tarfile`` reads as a whole,
+    however much that is said to be; so no more than ``_HEADS`` bytes are given to it until it names the next file."""
 
-_HEADS: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+    def __init__(self, plain: IO[bytes]) -> None:
+        self._plain, self._left = plain, _HEADS
+
+    def allow(self, size: int) -> None:
+        """So many bytes are a file's, and what stands before the next one follows."""
+        self._left = size + _HEADS
+
+    def read(self, size: int) -> bytes:
+        """Raises ReadError where nothing that a package has is so long."""
+        if self._left <= 0:
+            raise tarfile.ReadError(f"more than {_HEADS} bytes beside a file, as no package has them")
+        data = self._plain.read(size)
+        self._left -= len(data)
+        return data
 
 
 def _check_count(path: Path, number: int) -> None:

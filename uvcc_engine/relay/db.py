@@ -76,6 +76,9 @@ def sole_user(folder: Path) -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """Open the database. Raises UnreadableError."""
     with usable(path):
+        # SQLite's files beside it, in which all messages stand first, take its mode as it is when they are made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.chmod(path, 0o600)
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -255,7 +258,6 @@ class SqliteStore:
             self._sole_user = sole_user(folder)
             try:
                 self._db, self._reader = connect(path), DatabaseReader(path, self._segments)
-                os.chmod(path, 0o600)
                 self._writer = Writer(self._db, self._segments, room or partial(room_beside, folder))
             except BaseException:
                 os.close(self._sole_user)

@@ -1,7 +1,8 @@
 """What a training step of a GPT of any size costs: rounds and bytes from small steps that were measured, MACs counted.
 
 Bytes are a sum of products of sizes (windows, places, width, heads, blocks, letters), so small steps give the factors
-and another measured step tells how well they hold. Rounds do not depend on the width or on how many windows there are:
+and another measured step tells how well they hold. Truncation has another form for many numbers than for few, so the
+small steps are measured in both. Rounds do not depend on the width or on how many windows there are:
 one block over the real number of places, and one answer over the real number of letters, give them. Seconds are not
 foretold: they are those of a machine. A softmax among more letters than ``MOST_SHARED`` has no fixed point and no run
 takes it; bytes and MACs are told of it all the same, rounds as of so many letters.
@@ -9,7 +10,10 @@ takes it; bytes and MACs are told of it all the same, rounds as of so many lette
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +25,7 @@ from uvcc_engine.data.sets import Dataset, Floats, one_hot
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import gpt
 from uvcc_engine.model.shapes import MOST_SHARED
+from uvcc_engine.mpc.products import truncation
 from uvcc_engine.simulate.fitting import train
 
 
@@ -70,16 +75,37 @@ class GptForecast:
 def foretell(size: GptSize) -> GptForecast:
     """Measure small steps, and say what one of ``size`` takes. It computes for half a minute or more."""
     samples = _samples()
-    measured = np.array([measured_step(one)[1] for one in samples])
-    terms = np.stack([_terms(one) for one in samples])
-    weight = 1.0 / measured[:, None]  # equally exact for small and for large
-    factors = np.linalg.lstsq(terms * weight, np.ones(len(samples)), rcond=None)[0]
-    check = float(_terms(CHECK) @ factors) / measured_step(CHECK)[1]
+    few, many = (_factors(samples, form) for form in (math.inf, 0))
+    check = _bytes(CHECK, few, many) / measured_step(CHECK)[1]
     one, two = (measured_step(GptSize(12, size.positions, 4, 1, blocks, 1))[0] for blocks in (1, 2))
     letters = min(size.vocabulary, MOST_SHARED)
     ends = measured_step(GptSize(letters, 12, 4, 1, 1, 1))[0] - measured_step(GptSize(12, 12, 4, 1, 1, 1))[0]
     rounds = one + (size.blocks - 1) * (two - one) + ends
-    return GptForecast(size, rounds, float(_terms(size) @ factors), check)
+    return GptForecast(size, rounds, _bytes(size, few, many), check)
+
+
+def _factors(samples: Sequence[GptSize], own_from: float) -> Floats:
+    """Bytes for each product of sizes, where truncation takes its form of many numbers from ``own_from`` outputs on."""
+    with _truncation_of_many(own_from):
+        measured = np.array([measured_step(one)[1] for one in samples])
+    terms = np.stack([_terms(one) for one in samples])
+    weight = 1.0 / measured[:, None]  # equally exact for small and for large
+    found: Floats = np.linalg.lstsq(terms * weight, np.ones(len(samples)), rcond=None)[0]
+    return found
+
+
+def _bytes(size: GptSize, few: Floats, many: Floats) -> float:
+    """Of each product of sizes, the factor of the form that tensors of its size are truncated in."""
+    return float(_terms(size) @ np.where(_outputs(size) >= truncation.OWN_FROM, many, few))
+
+
+@contextlib.contextmanager
+def _truncation_of_many(own_from: float) -> Iterator[None]:
+    before, truncation.OWN_FROM = truncation.OWN_FROM, own_from
+    try:
+        yield
+    finally:
+        truncation.OWN_FROM = before
 
 
 def _samples() -> list[GptSize]:
@@ -98,6 +124,14 @@ def _terms(s: GptSize) -> Floats:
     n, scores = s.batch * s.positions, s.batch * s.heads * s.positions**2
     of_block = (s.blocks * n * s.width, s.blocks * s.width**2, s.blocks * n, s.blocks * scores)
     return np.array([*of_block, n * s.vocabulary, s.vocabulary * s.width, n * s.width], dtype=np.float64)
+
+
+def _outputs(s: GptSize) -> Floats:
+    """By product of sizes, about how many numbers one truncation of its tensors takes: in a block they are one to four
+    times as wide as the model."""
+    n = s.batch * s.positions
+    scores = n * s.heads * s.positions
+    return np.array([2 * n * s.width, 2 * s.width**2, n, scores, n * s.vocabulary, s.vocabulary * s.width, n * s.width])
 
 
 def measured_step(s: GptSize) -> tuple[int, float]:

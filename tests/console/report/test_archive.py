@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import zipfile
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -328,10 +329,39 @@ def test_what_stands_beside_a_file_is_not_read_into_memory_however_long_it_says_
     """A package of 65 KB took 2 GiB."""
     head, path = tarfile.TarInfo("head"), tmp_path / "x.tar.zst"
     head.type, head.size = kind, 1 << 32
-    made = received.zstandard_module().ZstdCompressor().compress(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
-    path.write_bytes(made)
-    with pytest.raises(UnreadableError, match="bytes beside a file"), received.unpacked(path):
+    held = head.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 22)
+    path.write_bytes(received.zstandard_module().ZstdCompressor().compress(held))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadableError, match="bytes beside a file"), received.unpacked(path):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_head_about_all_files_is_refused_however_short_it_is(tmp_path: Path) -> None:
+    """It would rename or resize each file behind it."""
+    path, plain = tmp_path / "x.tar.zst", io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as archive:
+        archive.addfile(tarfile.TarInfo("a/b"))
+    path.write_bytes(received.zstandard_module().ZstdCompressor().compress(plain.getvalue()))
+    with pytest.raises(UnreadableError, match="a head about all files"), received.unpacked(path):
         pass
+
+
+def test_long_names_and_files_of_any_size_are_unpacked(tmp_path: Path) -> None:
+    path, plain = tmp_path / "x.tar.zst", io.BytesIO()
+    name, sizes = f"top/{'n' * 200}", [0, 1, 511, 512, 513, 70_000, 1 << 20, 3]
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for number, size in enumerate(sizes):
+            entry = tarfile.TarInfo(f"{name}{number}")
+            entry.size = size
+            archive.addfile(entry, io.BytesIO(bytes([number]) * size))
+    path.write_bytes(received.zstandard_module().ZstdCompressor().compress(plain.getvalue()))
+    with received.unpacked(path) as folder:
+        found = {entry.name[-1]: entry.read_bytes() for entry in folder.iterdir()}
+    assert found == {str(number): bytes([number]) * size for number, size in enumerate(sizes)}
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +37,17 @@ async def test_bindings_palette_and_help_offer_every_action(tmp_path: Path) -> N
         text = "".join(span for line in help_lines(Context(Snapshot(), replay=True), "", "", 200) for span, _ in line)
         missing = [a.label for a in ACTIONS.values() if a.label not in text]
         assert missing == []
+
+
+def test_a_reason_that_many_keys_share_is_said_once() -> None:
+    ended = Context(replace(Snapshot(), ended=1.0, status="ok"))
+    reasons = Counter(why for a in ACTIONS.values() if a.group != "replay" and (why := a.reason(ended)))
+    (often, times), (seldom, _), *_ = reasons.most_common()
+    assert times > 4
+    text = ["".join(span for span, _ in line) for line in help_lines(ended, "", "", 400)]
+    assert [line for line in text if often in line] == [f"not now, where no more is said: {often}"]
+    assert sum(line.endswith("  not now") for line in text) == times
+    assert any(line.endswith(f"  not now: {seldom}") for line in text)
 
 
 def test_every_verb_that_the_registry_names_exists() -> None:

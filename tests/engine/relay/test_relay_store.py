@@ -129,6 +129,23 @@ def open_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_nobody_else_may_read_what_the_relay_holds(tmp_path: Path, before: int | None) -> None:
+    """The files beside the database hold its messages first; they take the mode that it has when they are made."""
+    path = tmp_path / "relay.db"
+    if before is not None:
+        path.touch(before)
+    umask = os.umask(0)
+    try:
+        store = SqliteStore(path)
+    finally:
+        os.umask(umask)
+    modes = {one.name: one.stat().st_mode & 0o077 for one in tmp_path.iterdir()}
+    store.close()
+    assert {"relay.db", "relay.db-wal", "relay.db-shm"} <= modes.keys()
+    assert set(modes.values()) == {0}
+
+
 def test_a_disk_that_messages_filled_has_room_to_note_that_they_were_taken(tmp_path: Path) -> None:
     """A relay whose own messages had filled its disk refused everything for good: no deletion could be written."""
     room = [10_000]

@@ -14,6 +14,7 @@ from uvcc_engine.contract.parsing.untrusted import as_float
 WINDOW = 50
 FLAT = 1e-4
 WORSE = 1.5
+REGAINED = 0.05  # of what the loss had fallen: near zero it may double and mean nothing
 HALF = 0.5
 FETCH_SHARE = 0.3
 COLLAPSED = 0.5
@@ -60,7 +61,8 @@ def loss_course(s: Snapshot, now: float) -> Iterator[Finding]:
             continue
         recent, before = middle(ys[-WINDOW:]), middle(ys[-2 * WINDOW : -WINDOW])
         best = min(middle(ys[k : k + WINDOW]) for k in range(0, len(ys) - WINDOW, WINDOW))
-        if recent > WORSE * best and best > 0:
+        first = max(middle(ys[:WINDOW]), recent)
+        if recent > WORSE * best and best > 0 and recent - best > REGAINED * (first - best):
             text = f"loss {recent:.3f} over the last {WINDOW} steps, best was {best:.3f}"
             hint = "F9; then uvcc resume RUN --from STEP goes back; a lower rate needs a new run"
             yield Finding("loss_diverging", text, hint, coord, "error")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -16,6 +17,7 @@ from uvcc_console.ui.widgets.panel import Panel
 
 MANUAL = "manual"
 _GROUPS = (("run", "The run"), ("pods", "Pods"), ("panels", "Panels"), ("screen", "Screen"), ("replay", "Replay"))
+_OFTEN: Final = 4
 
 
 def help_lines(context: Context, panel: str, panel_help: str, width: int) -> list[Line]:
@@ -25,6 +27,11 @@ def help_lines(context: Context, panel: str, panel_help: str, width: int) -> lis
         lines.append([(panel, "accent bold")])
         for paragraph in panel_help.split("\n"):
             lines += wrap([(paragraph, "text")], width)
+        lines.append([("", "")])
+    shown = [a for a in ACTIONS.values() if a.group != "replay" or context.replay]
+    often = _often(a.reason(context) for a in shown)
+    if often:
+        lines += wrap([("not now", "warn"), (f", where no more is said: {often}", "text")], width)
         lines.append([("", "")])
     for group, title in _GROUPS:
         if group == "replay" and not context.replay:
@@ -36,7 +43,7 @@ def help_lines(context: Context, panel: str, panel_help: str, width: int) -> lis
             why = a.reason(context)
             line: list[Span] = [(f"{a.label:<8}", "key"), (f"{a.name:<13}", "title"), (a.description, "text")]
             if why:
-                line.append((f"  not now: {why}", "warn"))
+                line.append(("  not now" if why == often else f"  not now: {why}", "warn"))
             elif a.cli:
                 line.append((f"  {a.cli}", "muted"))
             lines += wrap(line, width, " " * 21)
@@ -46,6 +53,12 @@ def help_lines(context: Context, panel: str, panel_help: str, width: int) -> lis
     )
     lines += wrap([(last, "muted")], width)
     return lines
+
+
+def _often(reasons: Iterable[str]) -> str:
+    """The reason that so many keys share that it is said once; empty where none is."""
+    ((why, times),) = Counter(filter(None, reasons)).most_common(1) or [("", 0)]
+    return why if times >= _OFTEN else ""
 
 
 class HelpPanel(Panel):

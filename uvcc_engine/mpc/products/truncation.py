@@ -43,7 +43,9 @@ from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.transcript.formats import kinds
 
 MAX_SHIFT = 50
-OWN_FROM = 1 << 16  # outputs from which the bytes matter more than that a result without masks lies in one component
+OWN_FROM: float = (
+    1 << 16
+)  # outputs from which the bytes matter more than that a result without masks lies in one component
 OFFSET = 1 << 62
 
 
