@@ -90,8 +90,8 @@ def _factors(samples: Sequence[GptSize], own_from: float) -> Floats:
         measured = np.array([measured_step(one)[1] for one in samples])
     terms = np.stack([_terms(one) for one in samples])
     weight = 1.0 / measured[:, None]  # equally exact for small and for large
-    found: Floats = np.linalg.lstsq(terms * weight, np.ones(len(samples)), rcond=None)[0]
-    return found
+    found = np.linalg.lstsq(terms * weight, np.ones(len(samples)), rcond=None)[0]
+    return np.asarray(found, dtype=np.float64)
 
 
 def _bytes(size: GptSize, few: Floats, many: Floats) -> float:
