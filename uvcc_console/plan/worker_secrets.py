@@ -1,7 +1,8 @@
 """Keys of services that the workers need: the profile names them, this process's environment has them.
 
-They go to the workers with the order to start, over SSH, and are written down nowhere here: not in the journal, from
-which a run is resumed, nor in what a package or a bundle shows. So whoever resumes needs them, too.
+They go to the workers with the order to start, over SSH, and no file of the run holds one: not the journal, from which
+a run is resumed, nor what a package or a bundle shows. So whoever resumes needs them, too. On a pod its agent keeps a
+worker's order, readable by the pod's own user alone.
 """
 
 from __future__ import annotations
