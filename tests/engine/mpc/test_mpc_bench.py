@@ -24,6 +24,7 @@ from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model.definition.specs import find_model, initial_weights
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.opening import open_many
@@ -31,13 +32,18 @@ from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import reconstruct
 from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs.step_proof import prove_and_open
 from uvcc_engine.simulate.gpt_forecast import GptSize
 
 
-@pytest.mark.parametrize(("few", "rounds", "error"), [(True, 20, 2e-5), (False, 30, 2e-4)])
+@pytest.mark.parametrize(
+    ("few", "proved", "rounds", "error"),
+    [(True, False, 20, 2e-5), (False, False, 30, 2e-4), (True, True, 59, 2e-4), (False, True, 61, 2e-4)],
+)
 def test_the_benchmarked_step_is_a_training_step(
-    few: bool, rounds: int, error: float, monkeypatch: pytest.MonkeyPatch
+    few: bool, proved: bool, rounds: int, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the forms that can be proved it took 84 rounds, before its proof."""
     monkeypatch.setattr(party_side, "BATCH", 16)
     sizes = (20, 12, 11, 10)
 
@@ -48,10 +54,14 @@ def test_the_benchmarked_step_is_a_training_step(
 
     def body(rt: Runtime) -> list[torch.Tensor]:
         rt.few_rounds = few
-        step = party_side.mlp_step_protocol if few else party_side.near_step_protocol
+        if proved:
+            rt.ledger = ClaimLedger(everything=True)
+        step = party_side.step_of(rt)
         new = rt.run(step(rt, *inputs(rt.party)))
         assert rt.rounds == rounds
-        return open_many(rt, new)
+        if not proved:
+            return open_many(rt, new)
+        return [ring.to(torch.float64) / 2.0**16 for ring in prove_and_open(rt, new)[1]]
 
     found = LocalPlanes().run_three(body)[0]
     all_inputs = [inputs(p) for p in range(3)]

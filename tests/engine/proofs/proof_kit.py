@@ -18,7 +18,7 @@ from uvcc_engine.model.layer_types.conv2d import Conv2d
 from uvcc_engine.model.learning import answer_metrics, clipping, objectives, optimizers
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.shapes import Image
-from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
+from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, proved_numbers, selection
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProvedStep
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
@@ -113,12 +113,28 @@ PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
 def _sign(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
     """Comparison alone; its bits are opened as words, for which numbers under XOR do."""
     bits = yield from proved_bits.sign_proved_protocol(rt, x, dealer=dealer)
-    return (yield from proved_bits.numbers_proved_protocol(rt, bits, dealer=dealer))
+    return (yield from proved_numbers.numbers_proved_protocol(rt, bits, dealer=dealer))
 
 
 def _relu(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
     value, bit = yield from selection.relu_protocol(rt, x, dealer=dealer)
     return arithmetic.add(value, bit.with_f(16))
+
+
+def _near_relu(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """The same with one round more, as between parties that lie close together."""
+    rt.few_rounds = False
+    return (yield from _relu(rt, x, y, dealer=dealer))
+
+
+def _product_relu(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    value, bit = yield from selection.matmul_relu_protocol(rt, x, y, dealer=dealer)
+    return arithmetic.add(value, bit.with_f(16))
+
+
+def _product_maximum(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    product, best = yield from maximum.matmul_max_protocol(rt, x, y, dealer=dealer)
+    return arithmetic.add(product, best.map(lambda t: t.unsqueeze(-1)))
 
 
 def _argmax(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
@@ -133,6 +149,9 @@ def _power(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share
 WHOLE: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "sign": _sign,
     "relu": _relu,
+    "near relu": _near_relu,
+    "product relu": _product_relu,
+    "product maximum": _product_maximum,
     "argmax": _argmax,
     "power": _power,
 }

@@ -11,7 +11,7 @@ import torch
 from proof_kit import LEARNED, PROTOCOLS, WHOLE, judge, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.comparisons import proved_bits
+from uvcc_engine.mpc.comparisons import proved_bits, proved_numbers
 from uvcc_engine.mpc.foundation.bilinear_claims import NUMBERS
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
@@ -59,7 +59,8 @@ def test_a_protocol_that_only_says_that_it_is_proved_is_refused(build: Callable[
 
 def test_a_comparison_whose_claims_are_forgotten_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defect is planted: the messages are as they were, and nobody proves them."""
-    monkeypatch.setattr(proved_bits, "claimed", lambda *_: None)
+    for module in (proved_bits, proved_numbers):
+        monkeypatch.setattr(module, "claimed", lambda *_: None)
     with pytest.raises(ConfigError, match="numbers were sent as proved, and claims of 0 cover them"):
         run_whole(WHOLE["sign"])
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from uvcc_engine.bench.work import gpt_step
-from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.topology import PARTIES
@@ -132,6 +131,11 @@ def near_step_protocol(
 INVERSE_BITS = 16
 
 
+def step_of(rt: Runtime) -> Callable[[Runtime, Share, Share, list[Share]], MpcProtocol[list[Share]]]:
+    """The step that suits the distance of the parties. What the one of few rounds looks up has no proof."""
+    return mlp_step_protocol if rt.few_rounds and not rt.proves_everything else near_step_protocol
+
+
 def mlp_step_protocol(
     rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125
 ) -> MpcProtocol[list[Share]]:
@@ -240,7 +244,7 @@ def works(party: int, device: torch.device = CPU) -> dict[str, Callable[[], Work
         weights = [normal(party, a, b, scale=a**-0.5, device=device) for a, b in itertools.pairwise(LAYERS)]
 
         def step(rt: Runtime) -> MpcProtocol[list[Share]]:
-            return (mlp_step_protocol if rt.few_rounds else near_step_protocol)(rt, x, y, weights)
+            return step_of(rt)(rt, x, y, weights)
 
         forward = sum(BATCH * a * b for a, b in itertools.pairwise(LAYERS))
         backward = 2 * forward - BATCH * LAYERS[0] * LAYERS[1]  # nobody asks for the gradient of the inputs
@@ -358,7 +362,7 @@ def main(argv: Sequence[str]) -> int:
     prg = "chacha20" if device.type == "cuda" else "aes"  # which a GPU draws by itself
     out: dict[str, Any] = {}
     for attempt, name in enumerate(config["rows"]):
-        delay, rate = links.link_of(name)
+        delay, rate = proofs.link_of(name)
         used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
         beside: Forecaster = DrawBeside(device) if device.type == "cuda" else DrawAhead()
         for ahead in (None, beside) if config.get("split") else (None,):

@@ -35,9 +35,10 @@ PASSIVE: Final = {
     "mlp_step_verified": "mlp_step",
     "mlp_step_products_verified": "mlp_step",
     "mlp_step_covert": "mlp_step",
+    "mlp_step_20ms_verified": "mlp_step_20ms",
 }
 """By the proved row: the passive one."""
-_EVERYTHING: Final = frozenset({"relu_1e6_verified", "mlp_step_verified", "mlp_step_covert"})
+_EVERYTHING: Final = frozenset({"relu_1e6_verified", "mlp_step_verified", "mlp_step_covert", "mlp_step_20ms_verified"})
 _AUDITED: Final = frozenset({"mlp_step_covert"})
 STEPS: Final = 20
 """Of a run of a row that is audited by chance: some fourteen of them audit nobody."""
@@ -49,12 +50,18 @@ BARS: Final[dict[str, tuple[float, float, float, float]]] = {
     "mlp_step_verified": (5.0, 1.05, 6, 3.0),
     "mlp_step_products_verified": (5.0, 1.05, 6, 3.0),
     "mlp_step_covert": (5.0, 1.05, 7, 3.0),  # one more says who is audited
+    "mlp_step_20ms_verified": (5.0, 1.05, 6, 3.0),
 }
 
 
 def work_of(name: str) -> str:
     """The work of a row, without proof and link."""
     return links.work_of(PASSIVE.get(name, name))
+
+
+def link_of(name: str) -> tuple[float, float]:
+    """The link of a row, or of the one that it is the proved form of: see ``mpc_links.link_of``."""
+    return links.link_of(PASSIVE.get(name, name))
 
 
 def open_ledger(rt: Runtime, name: str) -> None:

@@ -16,16 +16,18 @@ from torch import Tensor
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, and_protocol, drelu_protocol, sign_protocol
 from uvcc_engine.mpc.comparisons.proved_bits import (
+    Summands,
     all_proved_protocol,
-    numbers_proved_protocol,
+    sign_of_summands_protocol,
     sign_proved_protocol,
 )
+from uvcc_engine.mpc.comparisons.proved_numbers import chosen_proved_protocol, numbers_proved_protocol
 from uvcc_engine.mpc.comparisons.selection import COMPARED, pair_to_share_protocol, select_pair_protocol
-from uvcc_engine.mpc.foundation.chunking import dealt_words
+from uvcc_engine.mpc.foundation.chunking import CHUNK, dealt_words
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import BoolShare, Share, cat
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol
 from uvcc_engine.mpc.products.truncation import Opened
 
 ALL_PAIRS = 10
@@ -46,26 +48,48 @@ def winner_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, of: int = 0)
     return (yield from _unbeaten_protocol(rt, wins, rows, n))
 
 
-def _proved_one_hot_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[Share]:
-    """The same one-hot as arithmetic bits (``f = 0``) ``[n, rows]``, with messages that can be proved: 9 rounds, and
+def _proved_winner_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[BoolShare]:
+    """The same one-hot with messages that can be proved, as replicated XOR shares ``[n, rows / 64]``: 7 rounds, and
     ``ceil(log2(n - 1))``."""
     rows, n = x.shape
     signs = yield from sign_proved_protocol(rt, x.map(_differences), dealer=dealer)
-    place, lost = _duels(n, x.first.device)
+    return (yield from _proved_unbeaten_protocol(rt, signs, rows, n))
+
+
+def _proved_winner_of_protocol(rt: Runtime, opened: Opened, rows: int, n: int, dealer: int) -> MpcProtocol[BoolShare]:
+    """The same of a product that runs beside this (before it in ``par``) and fills ``opened``."""
+    at = known(opened.truncation)  # the mask, p + q, is what the online parties' part is too large by
+    parts = Summands(
+        n * (n - 1) // 2 * (-(-rows // 64) * 64),
+        of_left=lambda: -_differences(known(at.p)).reshape(-1),
+        of_right=lambda: -_differences(known(at.q)).reshape(-1),
+        online=lambda: _differences(known(opened.v)).reshape(-1),
+    )
+    signs = yield from sign_of_summands_protocol(rt, parts, dealer=dealer)
+    return (yield from _proved_unbeaten_protocol(rt, signs, rows, n))
+
+
+def _proved_unbeaten_protocol(rt: Runtime, signs: BoolShare, rows: int, n: int) -> MpcProtocol[BoolShare]:
+    """From the signs of all differences to the one-hot: ``ceil(log2(n - 1))`` rounds."""
+    place, lost = _duels(n, signs.first.device)
 
     def table(words: Tensor, component: int) -> Tensor:
         found = words.reshape(n * (n - 1) // 2, -1)[place]
         return found ^ lost if component == 0 else found  # the loser's bit is the complement
 
-    wins = BoolShare(table(signs.first, rt.party), table(signs.second, rt.next), rows)
-    hot = yield from all_proved_protocol(rt, wins)
-    return (yield from numbers_proved_protocol(rt, hot, dealer=dealer))
+    return (
+        yield from all_proved_protocol(rt, BoolShare(table(signs.first, rt.party), table(signs.second, rt.next), rows))
+    )
 
 
-def _proved_pick_protocol(rt: Runtime, hot: Share, x: Share, dealer: int) -> MpcProtocol[Share]:
-    """The entry of every row of ``[rows, n]`` at its arithmetic one-hot ``[n, rows]``: 1 round."""
-    picked = yield from mul_protocol(rt, x.map(lambda t: t.t().contiguous()), hot, dealer=dealer)
-    return picked.sum(0)
+def _proved_pick_protocol(
+    rt: Runtime, hot: BoolShare, x: Share, dealer: int, *, number: bool = False
+) -> MpcProtocol[list[Share]]:
+    """The entry of every row of ``[rows, n]`` at its one-hot, and the one-hot ``[n, rows]`` as a ``number`` (``f = 0``)
+    if that is wanted: 2 rounds."""
+    columns = x.map(lambda t: t.t().contiguous())
+    picked, *numbers = yield from chosen_proved_protocol(rt, hot, columns, dealer=dealer, number=number)
+    return [picked.sum(0), *numbers]
 
 
 def _differences(x: Tensor) -> Tensor:
@@ -120,8 +144,9 @@ def max_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[
             flat = cat([flat, flat.index((slice(None), slice(-1, None))).expand(rows, short)], 1)
         block = flat.reshape(rows * blocks, width)
         if rt.proves_everything:
-            one_hot = yield from _proved_one_hot_protocol(rt, block, dealer)
-            flat = (yield from _proved_pick_protocol(rt, one_hot, block, dealer)).reshape(rows, blocks)
+            winner = yield from _proved_winner_protocol(rt, block, dealer)
+            (best,) = yield from _proved_pick_protocol(rt, winner, block, dealer)
+            flat = best.reshape(rows, blocks)
             continue
         hot = yield from winner_protocol(rt, block, dealer=dealer)
         best = yield from picked_protocol(rt, hot, block)
@@ -140,13 +165,21 @@ def matmul_max_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER
     """``x @ y`` (``[rows, n]``, ``n <= 10``) and the maximum of each row: 5 rounds instead of 8 (6 for many rows).
 
     The comparisons start from the masked product while it is truncated. For longer rows the two run one after the
-    other.
+    other. Where everything is proved: 13 rounds.
     """
     rows, n = x.shape[0], y.shape[1]
-    if not 1 < n <= ALL_PAIRS or rt.proves_everything:
+    if not 1 < n <= ALL_PAIRS or (rt.proves_everything and rows * n > CHUNK):
         product = yield from matmul_protocol(rt, x, y, dealer=dealer)
         return product, (yield from max_protocol(rt, product, dealer=dealer))
     opened = Opened()
+    if rt.proves_everything:
+        proved: MpcProtocol[list[Any]] = par(
+            matmul_open_protocol(rt, x, y, opened, dealer=dealer),
+            _proved_winner_of_protocol(rt, opened, rows, n, dealer),
+        )
+        product, winner = yield from proved
+        (best,) = yield from _proved_pick_protocol(rt, winner, product, dealer)
+        return product, best
     both: MpcProtocol[list[Any]] = par(
         matmul_open_protocol(rt, x, y, opened, dealer=dealer), unbeaten_of_protocol(rt, opened, rows, n, dealer)
     )
@@ -174,7 +207,8 @@ def argmax_one_hot_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> M
     """
     flat = x.reshape(-1, x.shape[-1])
     if rt.proves_everything:
-        one_hot = yield from _proved_one_hot_protocol(rt, flat, dealer)
+        winner = yield from _proved_winner_protocol(rt, flat, dealer)
+        one_hot = yield from numbers_proved_protocol(rt, winner, dealer=dealer)
         return one_hot.map(lambda t: t.transpose(0, 1).reshape(x.shape))
     hot = yield from winner_protocol(rt, flat, dealer=dealer)
     (own,) = yield from select_pair_protocol(rt, hot, [], bit=True)
@@ -190,8 +224,8 @@ def max_and_place_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Mp
     the three dealers.
     """
     if rt.proves_everything:
-        place = yield from _proved_one_hot_protocol(rt, x, dealer)
-        best = yield from _proved_pick_protocol(rt, place, x, dealer)
+        winner = yield from _proved_winner_protocol(rt, x, dealer)
+        best, place = yield from _proved_pick_protocol(rt, winner, x, dealer, number=True)
         return best, place.map(lambda t: t.t())
     rows, n = x.shape
     places = dealt_words(rt, rows, rows * (n * (n - 1) // 2 * COMPARED + n * _CHOSEN))

@@ -45,20 +45,31 @@ from uvcc_engine.transcript.formats import kinds
 
 
 def truncate_proved_protocol(
-    rt: Runtime, notes: ProductNotes, s: int, f: int, dealer: int, *, opened: Opened | None = None
+    rt: Runtime,
+    notes: ProductNotes,
+    s: int,
+    f: int,
+    dealer: int,
+    *,
+    opened: Opened | None = None,
+    watched: bool = True,
 ) -> MpcProtocol[Share]:
     """``sum z / 2^s`` of a product that is in the ledger, ``|sum z| < 2^62``; right on average, and off by less than
     1.5 units.
 
     2 rounds; 32 bytes + 4 numbers modulo 2^s per output over the three parties (40 bytes for s <= 16), as a
-    small one without proofs. Shape of the product.
+    small one without proofs. Shape of the product. Not ``watched``: of a number beyond the range, some other one that
+    is not used.
     """
     check_shift(s)
     z = notes.z
-    rt.watch(z, parties=3, shift=s)
+    if watched:
+        rt.watch(z, parties=3, shift=s)
     role = roles(rt, dealer)
     draws, shape = rt.draws(), tuple(z.shape)
     notes.truncation = at = TruncationNotes(s)
+    if opened is not None:
+        opened.truncation = at
     if not role.is_right:
         at.p, at.a = draws.ring(role.with_left, *shape), draws.ring(role.with_left, *shape)
         at.k_left, at.m_left, at.w_left = draws.narrow(role.with_left, s, 3, *shape)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.foundation.claim_ledger import TruncationNotes
 from uvcc_engine.mpc.foundation.prg import OWN
 from uvcc_engine.mpc.foundation.roles import Places, Roles, assemble, known, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
@@ -85,11 +86,12 @@ class Opened:
     """What a truncation opens to the online parties, for a comparison that wants to start from it.
 
     ``u`` (dealer, from the start) and ``v`` (online parties, after the first round): ``u + v`` is the untruncated
-    value.
+    value. ``truncation``: where it is proved, what it deals, of which right has its part after the first round.
     """
 
     u: Tensor | None = None
     v: Tensor | None = None
+    truncation: TruncationNotes | None = None
 
 
 def wire_form(s: int, shape: torch.Size) -> tuple[torch.dtype, tuple[int, ...]]:
