@@ -34,6 +34,10 @@ class Arithmetic:
             return torch.zeros(a.shape[0], b.shape[1], dtype=torch.int64)
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
+    def products(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a_i @ b_i`` of integers modulo 2^64, one for each ``i``: ``[n, l, m]`` and ``[n, m, k]``."""
+        return self.kernels.right_factor([b.contiguous()], 0)([a.contiguous()])
+
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``."""
         return self.ring.collapsed(self.product(a.T, b))
@@ -175,7 +179,7 @@ class EquationBlock:
 
     def gram(self, at: Arithmetic, fold: Fold) -> Tensor:
         pairs = at.kernels.weigh_pairs(known(self.before), known(self.after), self.rows, at.ring.degree)
-        by_place = pairs.permute(2, 1, 0) @ at.ring.times(self.places)  # [after, before, d]
+        by_place = at.products(pairs.permute(2, 1, 0), at.ring.times(self.places))  # [after, before, d]
         return _diagonals(by_place.transpose(0, 1))
 
     def left(self, fold: int) -> int:

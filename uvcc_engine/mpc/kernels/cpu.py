@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import gemm
-from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Level, broadcast_shape, wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.kernels.proving import binary_words
 
@@ -26,7 +26,6 @@ _ROWS = 4  # from which the rows of a product are halved, where they are a power
 _HALVED = 16  # rows of elements from which halves of halves take less than products of matrices
 _ABREAST = 8  # elements of a row that fill a vector
 _NONE = torch.empty(0, dtype=torch.int64)
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class CpuKernels(PlainKernels):
@@ -288,7 +287,7 @@ class CpuKernels(PlainKernels):
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         if not self._field(max(a.numel(), b.numel()), a):
             return super().ring_multiply(a, b, tap)
-        shape = _broadcast(a.shape, b.shape)
+        shape = broadcast_shape(a.shape, b.shape)
         a, b = a.expand(shape).contiguous(), b.expand(shape).contiguous()
         out = torch.empty_like(a)
         self._jit.ring_multiply(_elements(a), _elements(b), tap, _elements(out))

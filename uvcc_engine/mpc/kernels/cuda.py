@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.kernels import triton_ops
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.gemm import limbs
+from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 LIMBS_FROM = 1 << 27  # multiplications; below, digits cut in registers have less to prepare
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class CudaKernels(PlainKernels):
@@ -83,7 +82,7 @@ def _batched(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     """Products over leading axes, which broadcast: one launch for all of them."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
-        lead = _broadcast(x.shape[:-2], y.shape[:-2])
+        lead = broadcast_shape(x.shape[:-2], y.shape[:-2])
         a = x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
         b = y.expand(*lead, *y.shape[-2:]).reshape(-1, *y.shape[-2:])
         return triton_ops.gemm64(a, b).reshape(*lead, x.shape[-2], y.shape[-1])

@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def broadcast_shape(a: torch.Size, b: torch.Size) -> torch.Size:
+    """``torch.broadcast_shapes``, which takes a tenth of a millisecond and more. ValueError if they do not fit."""
+    return a if a == b else torch.Size(np.broadcast_shapes(a, b))
 
 
 def wire_dtype(bits: int) -> torch.dtype:

@@ -21,6 +21,7 @@ from uvcc_engine.mpc.foundation.roles import Roles, known, meets_both, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, encode
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.products.proved_truncation import truncate_proved_protocol
 from uvcc_engine.mpc.products.truncation import Opened, truncate_product_protocol
 from uvcc_engine.transcript.formats import kinds
@@ -31,7 +32,6 @@ _LONG = 1 << 10  # summands from which a sum of products is proved in parts
 _DEALT = 20  # bytes that the dealer of a truncated product sends for one output, where 16 bits are cut off
 _PARTS = 64  # a multiple of what a proof takes at once
 Pair = tuple[Share, Share]
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def add(x: Share, y: Share) -> Share:
@@ -343,7 +343,7 @@ def additive_product(
     shift = y.f + extra
     role = roles(rt, dealer) if shift > 0 else None
     z = local(terms(role, x), partners(role, y)) if local is not None else None
-    shape = z.shape if z is not None else _broadcast(x.shape, y.shape)
+    shape = z.shape if z is not None else broadcast_shape(x.shape, y.shape)
     draws = rt.draws()
     plus, minus = draws.ring(rt.next, *shape), draws.ring(rt.party, *shape)
     if z is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -25,6 +25,7 @@ from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import gemm_rates, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.gemm.gemm_paths import LOOP_KINDS, PATHS, prepared
+from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 VARIABLE: Final = "UVCC_GEMM"
@@ -35,7 +36,6 @@ BYTES_FROM: Final = (64, 128, 64)  # rows, inner size, columns from which torch'
 TILES_FROM: Final = (16, 64, 16)  # and those from which tiles are full enough
 IFMA_FROM: Final = (4, 16, 9)  # fewer columns leave most of a tile of 16 empty
 _PLAIN: Final = PlainKernels()
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> RightFactor:
@@ -55,7 +55,7 @@ def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> 
         x, y = xs[0], ys[0]
         if x.dim() < 2 or y.dim() < 2:
             return prepared("torch", ys)(xs)
-        batch = math.prod(_broadcast(x.shape[:-2], y.shape[:-2]))
+        batch = math.prod(broadcast_shape(x.shape[:-2], y.shape[:-2]))
         inner = sum(one.shape[-2] for one in ys)
         return prepared(choose(x.shape[-2], inner, y.shape[-1], batch, forced), ys)(xs)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import floats, ifma_units, limbs, tile_units
+from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 PATHS: Final = ("tiles", "bytes", "ifma", "wide", "halves", "floats", "torch")
@@ -28,7 +29,6 @@ BY_UNITS: Final = ("tiles", "ifma")
 LOOP_KINDS: Final = {"halves": 0, "wide": 1}
 THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
@@ -162,7 +162,7 @@ def _looped(micro: _Micro, ys: Sequence[Tensor]) -> RightFactor:
         return apply
 
     def batched(xs: Sequence[Tensor]) -> Tensor:
-        lead = _broadcast(xs[0].shape[:-2], ys[0].shape[:-2])
+        lead = broadcast_shape(xs[0].shape[:-2], ys[0].shape[:-2])
         left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
         return _multiply(micro, left, [_Packed(micro, y) for y in right]).view(*lead, xs[0].shape[-2], n)
 
@@ -217,7 +217,7 @@ def _by_bytes(ys: Sequence[Tensor]) -> RightFactor:
     right = _right_digits(jit, ys, inner)
 
     def apply(xs: Sequence[Tensor]) -> Tensor:
-        shape = (*_broadcast(xs[0].shape[:-2], batch), xs[0].shape[-2], n)
+        shape = (*broadcast_shape(xs[0].shape[:-2], batch), xs[0].shape[-2], n)
         flat = [x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in xs]
         left, at = _lines(flat[0].shape[0], limbs.DIGITS * inner), 0
         for x, y in zip(flat, ys, strict=True):
