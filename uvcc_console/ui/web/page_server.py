@@ -21,6 +21,7 @@ from textual_serve.app_service import AppService
 from textual_serve.download_manager import DownloadManager
 
 from uvcc_console.ui.web import packets
+from uvcc_console.ui.web.page_door import Door
 from uvcc_console.ui.web.page_guard import PROTOCOL, PageGuard, policy
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.text import complain
@@ -38,6 +39,7 @@ FILES: Final = {
 VIEWERS: Final = 4
 END_S: Final = 8.0  # a viewer's process that has not ended so long after it was asked to is killed
 _GUARD: Final = web.AppKey("guard", PageGuard)
+_DOOR: Final = web.AppKey("door", Door)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -113,11 +115,12 @@ class RunPage:
     command: Sequence[str]
     viewers: int = VIEWERS
     living: set[ViewerProcess] = field(default_factory=set)
+    door: Door = field(default_factory=Door)
 
     def app(self) -> web.Application:
         """The page as an aiohttp application."""
         app = web.Application(middlewares=[_guarded], client_max_size=4096)
-        app[_GUARD] = self.guard
+        app[_GUARD], app[_DOOR] = self.guard, self.door
         for path in FILES:
             app.router.add_get(path, _file)
         app.router.add_post("/session", self._session)
@@ -156,6 +159,7 @@ class RunPage:
         self.living.add(viewer)  # before anything is waited for, so that the limit holds
         try:
             await socket.prepare(request)
+            self.door.leaves(request.transport)
             await viewer.start(size.width, size.height)
             await _pass_on(socket, viewer)
         finally:
@@ -194,6 +198,7 @@ async def _pass_on(socket: web.WebSocketResponse, viewer: ViewerProcess) -> None
 
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request.app[_DOOR].asks(request.transport)
     acts = request.method != "GET" or request.path == "/ws"
     why = request.app[_GUARD].refuses(request.headers, origin=acts)
     response = web.Response(status=403, text=why) if why else await _answered(request, handler)

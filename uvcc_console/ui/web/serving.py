@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
 
+from uvcc_console.ui.web.page_door import IDLE_S
 from uvcc_console.ui.web.page_guard import PageGuard, hosts
 from uvcc_console.ui.web.page_server import RunPage, viewer_command
 from uvcc_engine.contract.errors import ConfigError
@@ -28,15 +30,29 @@ def bound(address: str, port: int) -> socket.socket:
     return found
 
 
+@contextlib.asynccontextmanager
+async def answering(page: RunPage, listener: socket.socket) -> AsyncIterator[None]:
+    """The page answers there for as long as the context lasts."""
+    runner = web.AppRunner(
+        page.app(), access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
+    )
+    await runner.setup()
+    make = runner.server
+    assert make is not None
+    # a site of aiohttp's own would not let the door count who connects
+    listening = await asyncio.get_running_loop().create_server(lambda: page.door.protocol(make), sock=listener)
+    try:
+        yield
+    finally:
+        listening.close()
+        await runner.cleanup()
+
+
 async def serve(run_dir: Path, listener: socket.socket, viewers: int, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. ``ready`` is told the address, with its token, once it answers."""
     address, port = listener.getsockname()[:2]
-    known = hosts(address, port)
-    page = RunPage(PageGuard(known), viewer_command(run_dir), viewers)
-    runner = web.AppRunner(page.app(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener).start()
+    page = RunPage(PageGuard(hosts(address, port)), viewer_command(run_dir), viewers)
+    async with answering(page, listener):
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -44,5 +60,3 @@ async def serve(run_dir: Path, listener: socket.socket, viewers: int, ready: Cal
         named = f"[{address}]" if ":" in address else address
         ready(f"http://{named}:{port}/#{page.guard.token}")
         await ended.wait()
-    finally:
-        await runner.cleanup()
