@@ -45,6 +45,7 @@ RECEIPT: Final = "receipt.json"
 SENT: Final = "sent.json"
 ANEW: Final = "set the clock, or have it proposed anew; uvcc propose --expires HOURS leaves more time"
 LOOK_S: Final = 1.0
+TOLD_EACH_S: Final = 60.0
 Tell = Callable[[str, int, int], None]
 """Of a progress bar: what is done, how much of it, of how much."""
 
@@ -121,21 +122,29 @@ def announce(there: Rendezvous, owner: Identity) -> int:
 
 
 def approved(standing: Standing, pins: Sequence[str], now: float) -> None:
-    """See that three pinned domains approved exactly this text. Raises ConfigError naming the domain or coordinator."""
+    """See that three pinned domains approved exactly this text.
+
+    Raises ConfigError naming the domain or coordinator, NotYetError naming all domains of whom there is no word yet.
+    """
     p = standing.signed.proposal
     who = f"the coordinator {fingerprint(p.coordinator)}"
+    unheard: list[str] = []
     for party, key in enumerate(p.domains):
         if key not in pins:
             what = f"{who} names as P{party} a domain that you did not pin: {fingerprint(key)}"
             raise ConfigError(what, "compare the digits by voice; uvcc owner pin takes the keys that you trust")
         heard = standing.said.get(party)
-        if heard is None or heard[0].decision != APPROVE:
-            said = "has not approved" if heard is None else f"refused ({heard[0].reason or 'no reason given'})"
-            raise ConfigError(
-                f"P{party}'s domain ({fingerprint(key)}) {said} this proposal", "wait, or ask that domain"
-            )
+        whose = f"P{party}'s domain ({fingerprint(key)})"
+        if heard is not None and heard[0].decision != APPROVE:
+            what = f"{whose} refused this proposal ({heard[0].reason or 'no reason given'})"
+            raise ConfigError(what, "a refusal stands: the coordinator makes another proposal")
+        if heard is None:
+            unheard.append(whose)
     if now >= p.expires:
         raise ConfigError(f"by this machine's clock the proposal of {who} has expired", ANEW)
+    if unheard:
+        has = "has" if len(unheard) == 1 else "have"
+        raise NotYetError(f"{', '.join(unheard)} {has} not approved this proposal", "wait, or ask that domain")
 
 
 def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[str], attempt: int = -1) -> OwnerRequest:
@@ -178,21 +187,51 @@ def waited(
     pins: Sequence[str],
     attempt: int,
     wait_s: float,
+    tell: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> OwnerRequest:
-    """As ``ready``, asked again for ``wait_s`` seconds while the domains' rosters, or another owner's key, lack.
+    """As ``ready``, asked again for ``wait_s`` seconds while approvals, the domains' rosters, or another owner's key
+    lack; ``tell`` hears of what, see ``Patience``.
 
     Raises what ``ready`` does: what somebody is to blame for at once, what is only not there yet after the time.
     """
-    waited_s = 0.0
+    patience = Patience(wait_s, tell, sleep)
     while True:
         try:
             return ready(there, proposal_id, owner, pins, attempt)
-        except NotYetError:
-            if waited_s >= wait_s:
+        except NotYetError as e:
+            if patience.over:
                 raise
-        sleep(LOOK_S)
-        waited_s += LOOK_S
+            patience.wait(e.what)
+
+
+class Patience:
+    """Waits for others, and tells for what and since when: at once, whenever that changes, and each minute."""
+
+    def __init__(
+        self,
+        wait_s: float,
+        tell: Callable[[str], None],
+        sleep: Callable[[float], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._wait_s, self._tell, self._sleep = wait_s, tell, sleep
+        self._since = time.strftime("%H:%M:%S UTC", time.gmtime(wall()))
+        self._waited_s = self._due = 0.0
+        self._what = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has waited as long as it may."""
+        return self._waited_s >= self._wait_s
+
+    def wait(self, what: str) -> None:
+        """Wait a little; ``what`` is still to come."""
+        if what != self._what or self._waited_s >= self._due:
+            self._what, self._due = what, self._waited_s + TOLD_EACH_S
+            self._tell(f"waits since {self._since}, {self._wait_s - self._waited_s:.0f} s more at most: {what}")
+        self._sleep(LOOK_S)
+        self._waited_s += LOOK_S
 
 
 def _no_roster(p: Proposal, attempt: int, bodies: Sequence[str]) -> ConfigError:

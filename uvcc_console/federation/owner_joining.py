@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from uvcc_console.federation.data_owner import (
-    LOOK_S,
     RECEIPT,
     NotYetError,
     OwnerRequest,
+    Patience,
     ask_for,
     folder_of,
     join_folder,
@@ -72,7 +72,7 @@ def found(
         return ""  # it is sealed already
     table, program = _table(files), _Program(base, request, folder)
     if not (folder / RESULT).exists():
-        heard = _secrets(there, request, owner, program, wait_s, sleep)
+        heard = _secrets(there, request, owner, program, wait_s, tell, sleep)
         if not (folder / _SENT).exists():
             write_atomic(folder / _HEARD, json.dumps(_for_us(heard, owner)).encode(), mode=0o600)
             made = program.run("tags", "--heard", str(folder / _HEARD), *table)
@@ -80,7 +80,7 @@ def found(
                 box = box_of(request.proposal.id, request.attempt, f"join/{number}")
                 send(there, box, heard[int(number)].mailbox, {_LIST: folder / name})
             write_atomic(folder / _SENT, b"", mode=0o600)
-        _lists(there, request, heard, folder, wait_s, sleep)
+        _lists(there, request, heard, folder, wait_s, tell, sleep)
         write_atomic(folder / RESULT, json.dumps(program.run("match")).encode(), mode=0o600)
     result = reading.read_json(folder / RESULT)
     tell(f"{result['common']} of your {result['rows']} rows are with all {len(request.owners)} owners")
@@ -112,7 +112,13 @@ def _table(files: Sequence[str]) -> list[str]:
 
 
 def _secrets(
-    there: Rendezvous, request: OwnerRequest, owner: Identity, program: _Program, wait_s: float, sleep: Sleep
+    there: Rendezvous,
+    request: OwnerRequest,
+    owner: Identity,
+    program: _Program,
+    wait_s: float,
+    tell: Callable[[str], None],
+    sleep: Sleep,
 ) -> dict[int, OwnerJoin]:
     """Leave this owner's secret for the others, and wait for theirs; by owner, this one's left out."""
     p = request.proposal
@@ -131,7 +137,7 @@ def _secrets(
         heard = owner_shares.joins_of(p, request.attempt, request.owners, there.look_bodies(prefix))
         return {number: said for number, said in heard.items() if number != request.number}
 
-    return _when_all(request, look, "looks for common rows", wait_s, sleep)
+    return _when_all(request, look, "looks for common rows", Patience(wait_s, tell, sleep))
 
 
 def _for_us(heard: Mapping[int, OwnerJoin], owner: Identity) -> dict[str, str]:
@@ -144,6 +150,7 @@ def _lists(
     heard: Mapping[int, OwnerJoin],
     folder: Path,
     wait_s: float,
+    tell: Callable[[str], None],
     sleep: Sleep,
 ) -> None:
     """Take the other owners' lists of tags, sealed to this one, into files of the owner's program."""
@@ -160,22 +167,18 @@ def _lists(
                     coming.store(said.mailbox, _LIST, downloads, (names[number],))
         return {number: name for number, name in names.items() if (folder / name).exists()}
 
-    _when_all(request, look, "has sent its list of keys", wait_s, sleep)
+    _when_all(request, look, "has sent its list of keys", Patience(wait_s, tell, sleep))
 
 
-def _when_all(
-    request: OwnerRequest, look: Callable[[], dict[int, T]], what: str, wait_s: float, sleep: Sleep
-) -> dict[int, T]:
+def _when_all(request: OwnerRequest, look: Callable[[], dict[int, T]], what: str, patience: Patience) -> dict[int, T]:
     """Look until every other owner's part is there. Raises NotYetError naming those whose part is not."""
-    waited_s = 0.0
     while True:
         there = look()
         missing = [n for n in range(len(request.owners)) if n != request.number and n not in there]
         if not missing:
             return there
-        if waited_s >= wait_s:
-            who = ", ".join(f"owner {n} ({fingerprint(request.proposal.owners[n])})" for n in missing)
-            hint = "each owner runs uvcc owner share; run this again, or say --wait SECONDS"
-            raise NotYetError(f"not yet of {who} is known that it {what}", hint)
-        sleep(LOOK_S)
-        waited_s += LOOK_S
+        who = ", ".join(f"owner {n} ({fingerprint(request.proposal.owners[n])})" for n in missing)
+        lacks = f"not yet of {who} is known that it {what}"
+        if patience.over:
+            raise NotYetError(lacks, "each owner runs uvcc owner share; run this again, or say --wait SECONDS")
+        patience.wait(lacks)

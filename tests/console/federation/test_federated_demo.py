@@ -142,7 +142,7 @@ def test_an_owner_waits_for_what_is_not_there_yet_and_for_nothing_else(monkeypat
         return "request"
 
     monkeypatch.setattr(data_owner, "ready", ready)
-    wait = lambda s: data_owner.waited(None, "id", None, (), -1, s, slept.append)  # type: ignore[arg-type] # noqa: E731
+    wait = lambda s: data_owner.waited(None, "id", None, (), -1, s, str, slept.append)  # type: ignore[arg-type] # noqa: E731
     assert wait(5.0) == "request"
     assert slept == [data_owner.LOOK_S] * 2
     answers += [data_owner.NotYetError("no roster")] * 9

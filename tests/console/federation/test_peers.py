@@ -31,8 +31,8 @@ from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
-from uvcc_console.rollout.federated import own_party as own_party_module
 from uvcc_console.rollout.federated import peers as peers_module
+from uvcc_console.rollout.federated import told_waits as waits_module
 from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.parting_words import parting_words
 from uvcc_console.rollout.federated.peers import Peers
@@ -55,10 +55,10 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self.there = 1000.0, list[Peers]()
         time = SimpleNamespace(monotonic=lambda: self.now)
-        for module in (peers_module, own_party_module):
+        for module in (peers_module, waits_module):
             patch.setattr(module, "time", time)
         patch.setattr(peers_module, "LOOK_S", 0.02)
-        patch.setattr(own_party_module, "AGAIN_S", 0.02)
+        patch.setattr(waits_module, "AGAIN_S", 0.02)
 
     @contextlib.asynccontextmanager
     async def among(self, made: Sequence[Peers]) -> AsyncIterator[None]:

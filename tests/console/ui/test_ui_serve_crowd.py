@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse
 
-from uvcc_console.ui.web.page_door import Door
+from uvcc_console.ui.web.page_door import PageDoor
 from uvcc_console.ui.web.page_guard import PageGuard, hosts
 from uvcc_console.ui.web.page_server import RunPage
 from uvcc_console.ui.web.serving import answering, bound
@@ -59,7 +59,7 @@ class Served:
 async def served(most: int) -> AsyncIterator[Served]:
     listener = bound("127.0.0.1", 0)
     address, port = listener.getsockname()
-    page = RunPage(PageGuard(hosts(address, port)), (sys.executable, "-c", ECHO), door=Door(most, FOREVER_S))
+    page = RunPage(PageGuard(hosts(address, port)), (sys.executable, "-c", ECHO), door=PageDoor(most, FOREVER_S))
     async with answering(page, listener):
         yield Served(page, f"{address}:{port}")
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from uvcc_engine.transcript.signed import approvals, proposals
 from uvcc_engine.transcript.signed.approvals import Approval
 from uvcc_engine.transcript.signed.proposals import SignedProposal, Standing
 from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.terms.operation import BY_THREE
 from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
@@ -97,6 +99,33 @@ def test_what_three_pinned_domains_approved_is_said(run: tuple[Path, Policy]) ->
     assert check(run, standing_of(wanted), OURS) == (
         f"approved     by the three domains that were named: proposal {wanted.id}"
     )
+
+
+def test_a_run_of_three_domains_without_their_rosters_is_not_called_theirs(
+    run: tuple[Path, Policy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever hands the run over may leave the rosters out; then nobody shows who drove the pods."""
+    wanted = proposal_of(run[1])
+    apart = replace(run[1], proposal=wanted.id)
+    monkeypatch.setattr(approval_check, "read_bundle", lambda *_, **__: SimpleNamespace(policy=apart))
+    with pytest.raises(VerificationError, match=r"there is no rosters\.json"):
+        check(run, standing_of(wanted), OURS)
+    # and whoever names no domain's key is told that nobody was asked
+    examine = package.examine
+
+    def of_three(*args: Any, **more: Any) -> Any:
+        found = examine(*args, **more)
+        return replace(
+            found, certificates={n: replace(c, operation=(BY_THREE,)) for n, c in found.certificates.items()}
+        )
+
+    assert cli.main([str(run[0])]) == 3
+    assert "NOT ASKED" not in capsys.readouterr().out
+    monkeypatch.setattr(package, "examine", of_three)
+    assert cli.main([str(run[0])]) == 3
+    assert "NOT ASKED    whether three domains approved this and drove it" in capsys.readouterr().out
+    assert cli.main([str(run[0]), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["not_asked"] == cli.NOT_ASKED
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Final
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.core.paths import DOMAIN
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 from uvcc_engine.contract.parsing.untrusted import json_of, load_json
 
@@ -157,10 +158,23 @@ def _consent(args: argparse.Namespace) -> int:
         return _sign_in_own_run(run_dir, args.what)
     if not (run_dir / DOMAIN).exists():
         raise ConfigError(f"{run_dir.name} is not a domain's console", "uvcc domain join FILE opens one")
-    for box in relay_path.mailboxes(run_dir, s.engine_run):
+    _check_goes_on(run_dir, s)
+    boxes = relay_path.mailboxes(run_dir, s.engine_run)
+    if not boxes:
+        raise ConfigError(f"{run_dir.name} has no relay that the signature could be left at", "its phase has not begun")
+    for box in boxes:
         box.exchange(relay_path.consent(run_dir, s.engine_run, what), relay_path.CONSENT)
     common.say(f"signed: {what} of {s.engine_run}")
     return OK
+
+
+def _check_goes_on(run_dir: Path, s: Snapshot) -> None:
+    """Raises ConfigError for a run that has ended: nobody counts what is signed for it now."""
+    if s.ended:
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(s.ended))
+        why = f": {s.detail}" if s.detail else ""
+        hint = "nothing of it is signed for any more; uvcc rollout ... --proposal begins the next attempt"
+        raise ConfigError(f"{run_dir.name} has ended at {when}, {s.status}{why}", hint)
 
 
 def _sign_in_own_run(run_dir: Path, what: str) -> int:
@@ -170,9 +184,12 @@ def _sign_in_own_run(run_dir: Path, what: str) -> int:
     from uvcc_console.core.journal.journal import Journal
     from uvcc_console.runs import processes
 
+    s = common.load_summary(run_dir)
+    _check_goes_on(run_dir, s)
     if not processes.running(run_dir, processes.CONDUCTOR):
-        raise ConfigError(f"nobody conducts {run_dir.name}", "only its conductor signs")
-    seq = common.load_snapshot(run_dir).seq
+        hint = "only its conductor signs; uvcc teardown ends it here, and the three domains begin the next attempt"
+        raise ConfigError(f"nobody conducts {run_dir.name}", hint)
+    seq = s.seq
     headless.ask(run_dir, "consent", what=what)
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     end = time.monotonic() + SIGNED_S

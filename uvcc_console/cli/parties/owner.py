@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
@@ -34,6 +34,9 @@ from uvcc_engine.transcript.proof.bundle import POLICY_FILE, read_bundle
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
+_SHARED_BEFORE: Final = (
+    "for attempt {} this owner has sealed its rows before, and shares these; other rows take the domains' next attempt"
+)
 MODEL, FITTED, CARD = owner_files.MODEL, owner_files.PREPROCESSING, owner_files.CARD
 
 
@@ -130,7 +133,7 @@ def _share(args: argparse.Namespace) -> int:
     base = data_owner.home(args.owner)
     owner, pins = Identity.load(base), data_owner.pinned(base)
     there = meeting(args)
-    request = data_owner.waited(there, args.proposal, owner, pins, args.attempt, args.wait)
+    request = data_owner.waited(there, args.proposal, owner, pins, args.attempt, args.wait, common.say)
     p = request.proposal
     common.show("\n".join(screen(request.standing)))
     for party in range(PARTIES):
@@ -148,11 +151,14 @@ def _share(args: argparse.Namespace) -> int:
             return FAILED
     named = {"--data": args.data, "--labels": args.labels, "--schema": args.schema, "--weights": args.weights}
     files = [part for flag, path in named.items() if path is not None for part in (flag, str(path.expanduser()))]
+    kept = data_owner.folder_of(base, request) / data_owner.RECEIPT
+    if kept.exists():
+        common.show(f"not read     {', '.join(files[1::2]) or 'any file'}: {_SHARED_BEFORE.format(request.attempt)}")
     joined = owner_joining.found(there, base, request, files, owner, args.wait, common.say) if join is not None else ""
     share = data_owner.sealed(base, request, files, owner, common.bar, joined)
     data_owner.send(there, base, request, share, common.bar)
     rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
-    common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")
+    common.show(f"shared       {rows}; the receipt: {kept}")
     common.show(f"results      once the run has ended, for {owner_results.KEPT_DAYS} days: uvcc owner results")
     return OK
 

@@ -13,6 +13,7 @@ from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.owner_results import DOCUMENTS, results_box
 from uvcc_console.federation.parcels import send
 from uvcc_console.federation.seat import Seat
+from uvcc_console.rollout.federated.told_waits import ToldWait
 from uvcc_engine.contract.errors import PeerLostError, UnreachableError, UvccError
 from uvcc_engine.transcript.signed import owner_shares
 
@@ -25,21 +26,19 @@ async def shares_of_owners(
 ) -> dict[str, Any]:
     """Wait until every owner's files are there, and lay them for this domain's pods; what the policy binds of them.
 
-    ``waits`` is told for whom, whenever that changes.
+    ``waits`` is told for whom and since when: at once, whenever that changes, and each minute.
     Raises PeerLostError naming the owners who sent nothing in their time, ProtocolError naming one who lied.
     """
     clock = asyncio.get_running_loop().time
     end, missing = clock() + wait_s, list(range(len(parcels.proposal.owners)))
-    told: list[int] = []
+    waiting = ToldWait(waits, "shared", clock(), end, after_s=0.0)
     while missing:
         try:
             missing = await asyncio.to_thread(parcels.poll)
         except UnreachableError as e:
             log.warning("the rendezvous: %s", e)
         names = ", ".join(f"owner {n} ({fingerprint(parcels.proposal.owners[n])})" for n in missing)
-        if missing and missing != told:
-            told = missing
-            waits(f"waits for {names} to share, {wait_s:.0f} s at most")
+        waiting.look(names, clock())
         if missing and clock() > end:
             raise PeerLostError(
                 f"{names} has not shared after {wait_s:.0f} s", "ask that owner, then begin the next attempt", party=-1

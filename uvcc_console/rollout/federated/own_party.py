@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
@@ -27,14 +26,13 @@ from uvcc_console.rollout.context import Halted, Rollout, each
 from uvcc_console.rollout.federated.exchange import ExchangeTable, exchange
 from uvcc_console.rollout.federated.from_owners import results_to_owners, shares_of_owners
 from uvcc_console.rollout.federated.peers import Peers
+from uvcc_console.rollout.federated.told_waits import all_domains
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import (
     ConfigError,
-    PeerLostError,
     ProtocolError,
-    UnreachableError,
     UnreadableError,
     UvccError,
 )
@@ -56,7 +54,6 @@ from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
 
 SHARE_FILE: Final = owner_files.SHARE
-AGAIN_S: Final = 0.5
 Act = Callable[[bool], Awaitable[str]]
 T = TypeVar("T")
 log = logger(__name__)
@@ -360,25 +357,7 @@ class FederatedParty:
             log.warning("what the domains signed could not be kept: %s", e)
 
     async def _all(self, look: Callable[[], dict[int, T]], what: str) -> dict[int, T]:
-        """Look, again and again, until all three are there. A rendezvous that does not answer is asked again.
-
-        Raises PeerLostError naming who is missing once they had their time.
-        """
-        end = time.monotonic() + self.seat.terms.wait_s
-        found: dict[int, T] = {}
-        while len(found) < PARTIES:
-            try:
-                found = await asyncio.to_thread(look)
-            except UnreachableError as e:
-                log.warning("the rendezvous: %s", e)
-            if len(found) < PARTIES:
-                if time.monotonic() > end:
-                    late = [p for p in range(PARTIES) if p not in found]
-                    names = ", ".join(f"P{p}'s domain" for p in late)
-                    told = f"{names} has not {what} after {self.seat.terms.wait_s:.0f} s"
-                    raise PeerLostError(told, "ask its operator, then begin the next attempt", party=late[0])
-                await asyncio.sleep(AGAIN_S)
-        return dict(sorted(found.items()))
+        return await all_domains(look, what, self.seat.terms.wait_s, self.peers.tell)
 
 
 def _signed(policy: Policy, lying: list[str]) -> dict[int, str]:

@@ -25,6 +25,7 @@ from uvcc_console.rollout.federated.barrier_ledger import BarrierLedger, check_a
 from uvcc_console.rollout.federated.consenting import ConsentLedger
 from uvcc_console.rollout.federated.parting_words import parting_words
 from uvcc_console.rollout.federated.rendezvous_watch import RendezvousWatch
+from uvcc_console.rollout.federated.told_waits import ToldWait
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
@@ -131,6 +132,11 @@ class Peers:
     def _record(self, barrier: Barrier) -> tuple[str, str]:
         return barrier_name(barrier), barriers.signed(barrier, self._sign(BARRIER_NAMESPACE))
 
+    def tell(self, detail: str) -> None:
+        """Say in the stage that runs now for what it waits."""
+        if (stage := self._bus.snapshot.stage) is not None and stage.status == "running":
+            self._bus.record([ev.StageChanged(name=stage.name, status="running", detail=detail)])
+
     def _all_of(self, stage: str) -> dict[int, Barrier] | None:
         found = self.found.of(stage)
         return found if len(found) == PARTIES else None
@@ -140,16 +146,17 @@ class Peers:
     ) -> T:
         """Wait for something of the others. Raises PeerLostError naming those who had not done it in time."""
         end = time.monotonic() + self.seat.terms.wait_s if end is None else end
+        waiting = ToldWait(self.tell, what, time.monotonic(), end)
         while True:
             changed = self._changed
             if (found := look()) is not None:
                 return found
+            late = [p for p in self._others if p not in who()]
+            waiting.look(names := ", ".join(f"P{p}" for p in late), time.monotonic())
             try:
                 async with asyncio.timeout(max(0.0, end - time.monotonic())):
                     await changed.wait()
             except TimeoutError:
-                late = [p for p in self._others if p not in who()]
-                names = ", ".join(f"P{p}" for p in late)
                 told = f"{names} had not {what} after {self.seat.terms.wait_s:.0f} s"
                 hint = "ask that domain's operator, then begin the next attempt"
                 raise PeerLostError(told, hint, party=late[0] if late else -1) from None

@@ -17,7 +17,7 @@ IDLE_S: Final = 15.0  # before a whole request, and between two
 STAYS_S: Final = 120.0  # in all, for what is no viewer's: the page over a slow line is some 500 KB
 
 
-class Door:
+class PageDoor:
     """The connections of one page. One thread (the event loop's) uses it."""
 
     def __init__(self, most: int = WAITING, stays_s: float = STAYS_S) -> None:
@@ -63,7 +63,7 @@ class Door:
 class _Counted(asyncio.Protocol):
     """A connection's protocol, with its beginning and end told to the door."""
 
-    def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
+    def __init__(self, inner: asyncio.Protocol, door: PageDoor) -> None:
         self._inner, self._door = inner, door
         self._lost: Callable[[], None] = lambda: None
         self.data_received = inner.data_received  # type: ignore[method-assign]

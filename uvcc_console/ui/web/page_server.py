@@ -21,7 +21,7 @@ from textual_serve.app_service import AppService
 from textual_serve.download_manager import DownloadManager
 
 from uvcc_console.ui.web import packets
-from uvcc_console.ui.web.page_door import Door
+from uvcc_console.ui.web.page_door import PageDoor
 from uvcc_console.ui.web.page_guard import PROTOCOL, PageGuard, policy
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.text import complain
@@ -39,7 +39,7 @@ FILES: Final = {
 VIEWERS: Final = 4
 END_S: Final = 8.0  # a viewer's process that has not ended so long after it was asked to is killed
 _GUARD: Final = web.AppKey("guard", PageGuard)
-_DOOR: Final = web.AppKey("door", Door)
+_DOOR: Final = web.AppKey("door", PageDoor)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -115,7 +115,7 @@ class RunPage:
     command: Sequence[str]
     viewers: int = VIEWERS
     living: set[ViewerProcess] = field(default_factory=set)
-    door: Door = field(default_factory=Door)
+    door: PageDoor = field(default_factory=PageDoor)
 
     def app(self) -> web.Application:
         """The page as an aiohttp application."""

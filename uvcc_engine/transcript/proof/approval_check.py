@@ -55,6 +55,8 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
         raise VerificationError("domains", f"what was run is not what the domains approved: {differs}")
     said = f"approved     by the three domains that were named: proposal {proposal.id}"
     if not (target.root / roster.FILE).exists():
+        if policy.proposal:  # by which the policy says that each domain drove its own pods
+            raise VerificationError("domains", f"there is no {roster.FILE}: nobody shows that the domains drove it")
         return said
     return f"{said}\n{_driven(target, proposal, policy)}{_owners(target, proposal, policy)}"
 

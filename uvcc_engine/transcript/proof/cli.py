@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.machine.by_itself import exit_code
@@ -25,6 +25,7 @@ from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
 from uvcc_engine.transcript.signed import proof_findings
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
+from uvcc_engine.transcript.terms.operation import BY_THREE
 from uvcc_engine.transcript.terms.policy import Policy
 
 EXITS = """exit codes:
@@ -95,6 +96,9 @@ def _head(text: str) -> tuple[int, str]:
     return int(size), wanted
 
 
+NOT_ASKED: Final = (
+    "whether three domains approved this and drove it: so says its policy only; name their keys with --domain F.pub"
+)
 PinsFound = Callable[[Path], package.ExpectedSigners | None]
 
 
@@ -140,7 +144,10 @@ def main(
         return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, failed, as_json=args.json)
     told = found.to_json() | ({"approved": approved} if approved else {}) | ({"logged": logged} if logged else {})
     told |= {"failed_proofs": proof_findings.report(failed)} if failed else {}
-    lines = (found.text(), approved, *logged, *_told(failed))
+    by_three = any(BY_THREE in one.operation for one in found.certificates.values())
+    told |= {"not_asked": NOT_ASKED} if by_three and not args.domain else {}
+    not_asked = f"NOT ASKED    {NOT_ASKED}" if by_three and not args.domain else ""
+    lines = (found.text(), approved, not_asked, *logged, *_told(failed))
     if args.json:
         print(json.dumps(told))
     else:

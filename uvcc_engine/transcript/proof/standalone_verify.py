@@ -539,7 +539,7 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     for name, one in listed.items():
         need(files[name].is_file() and not files[name].is_symlink(), Wrong, f"{name} is no file")
         with files[name].open("rb") as file: now = [hashlib.file_digest(file, "sha256").hexdigest(), file.tell()]
-        same(f"SHA-256 and size of {name}", now, [one["sha256"], one["bytes"]])
+        same(f"SHA-256 and size of {name}", [one["sha256"], one["bytes"]], now)
     for phase, b in bundles.items():
         ids = {"policy_hash": b.policy.hash.hex(), "sid_job": b.policy.sid.hex()}
         same(f"the manifest's phase {phase}", found["phases"].get(phase), ids)
@@ -573,7 +573,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         if leaves < 0: lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
         say(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
         say(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
-        who = {"three": "each domain ran its own pods; two", "one": "one operator ran all three domains, and"}
+        who = {"three": "agreed: each domain runs its own pods; two", "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
         words = {"off": NOTHING, "products": PRODUCTS, "proofs": PROOFS, "covert": COVERT.format(*bundle.audits())}
         say(f"  {who[bundle.policy.who]} could look at everything{shown}\n  {words[bundle.policy.verify]}")

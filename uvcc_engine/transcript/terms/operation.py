@@ -26,6 +26,7 @@ _WORDS: Final = {
     NO_TRAFFIC: "every party is one worker: nothing crosses between its own pods",
     SEALED: "traffic between a party's own pods is encrypted, and only those pods can join it",
 }
+BY_THREE: Final = _WORDS[THREE_DOMAINS]
 
 
 @dataclass(frozen=True, slots=True)
