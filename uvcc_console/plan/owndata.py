@@ -11,9 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from uvcc_console.plan.exit_words import ended_how
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
@@ -264,6 +265,50 @@ def keep_pin(run_dir: Path, pin: Mapping[str, str] | None) -> None:
         raise UvccError(f"cannot write {path}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
 
 
+def owners_program_that_waits(args: Sequence[str], command: str, tell: Callable[[str], None]) -> str:
+    """As ``owners_program``, for as long as it takes; ``tell`` hears what it says of its waits meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "uvcc_engine.cli", command, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines: list[str] = []
+        reading = threading.Thread(target=_pass_waits, args=(process.stderr, lines, tell), daemon=True)
+        reading.start()
+        try:
+            said = process.stdout.read()
+            reading.join()
+            code = process.wait()
+        except BaseException:
+            process.kill()  # as subprocess.run does: nothing of it goes on behind whoever interrupted this
+            raise
+    _check_ended(code, lines)
+    return said
+
+
+def _pass_waits(said: IO[str], lines: list[str], tell: Callable[[str], None]) -> None:
+    for line in said:
+        if line.startswith(owner_files.WAITS):
+            tell(line.strip())
+        else:
+            lines.append(line.strip())
+
+
+def _check_ended(code: int, lines: Sequence[str]) -> None:
+    """Raises UvccError with the last line that the owner's program said, if it failed."""
+    if code and (code < 0 or not lines):
+        raise UvccError(ended_how("the owner's program", code), "nothing was begun; start it again")
+    if code:
+        said = lines[-1].removeprefix("error: ")
+        raise ConfigError(said) if code == ConfigError.exit_code else UvccError(said)
+
+
 def owners_program(
     args: Sequence[str], command: str = "table", *, inherit: bool = False, limit_s: float | None = LIMIT_S
 ) -> str:
@@ -284,12 +329,7 @@ def owners_program(
         )
     except subprocess.TimeoutExpired:
         raise UvccError(f"the owner's program took longer than {limit_s:.0f} s", slow) from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        if done.returncode < 0 or not lines:
-            raise UvccError(ended_how("the owner's program", done.returncode), "nothing was begun; start it again")
-        said = lines[-1].removeprefix("error: ")
-        raise ConfigError(said) if done.returncode == ConfigError.exit_code else UvccError(said)
+    _check_ended(done.returncode, done.stderr.strip().splitlines())
     return done.stdout or ""
 
 

@@ -27,6 +27,7 @@ _LABEL_NAMES: Final = ("y", "Y", "labels", "targets", "target")
 _IDX_TYPES: Final = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
+_NPY: Final = b"\x93NUMPY"
 MOST_BYTES: Final = 16 << 30
 """What a data file may unpack to: more than anything that fits a pod's memory as shares."""
 DAMAGED: Final = (
@@ -59,9 +60,15 @@ def read_rows(path: Path, labels: Path | None = None) -> tuple[Floats, Ints]:
 
 
 def read_queries(path: Path) -> Floats:
-    """Rows without labels (n, d): an array from ``.npy`` or IDX, or the features of what ``read_rows`` takes."""
+    """Rows without labels (n, d): an array from ``.npy`` or IDX, or the features of what ``read_rows`` takes.
+
+    Raises UnreadableError, ConfigError, as ``read_rows`` does.
+    """
     if _kind(path) in ("npy", "idx"):
-        return _fit(path, x := _read_array(path), np.zeros(len(x)))[0]
+        x = _read_array(path)
+        if x.ndim < 2 or not len(x):
+            raise ConfigError(f"{path.name} is of the shape {x.shape}", "give at least one row, and each its features")
+        return _fit(path, x, np.zeros(len(x)))[0]
     return read_rows(path)[0]
 
 
@@ -100,7 +107,7 @@ def _kind(path: Path) -> str:
     if not path.exists():
         raise UnreadableError(f"cannot read {path}: No such file or directory", "check the path")
     raise ConfigError(
-        f"cannot tell the format of {path.name}",
+        f"cannot tell the format of {path}",
         "use .npz, .npy, .csv, .safetensors, .pt, an IDX file, or a folder of PNG files",
     )
 
@@ -206,8 +213,17 @@ def _is_number(cell: str) -> bool:
 
 def _read_array(path: Path) -> Any:
     if _kind(path) == "npy":
-        return _readable(path, lambda: np.load(path, allow_pickle=False))
+        return _readable(path, lambda: _load_npy(path))
     return _readable(path, lambda: _parse_idx(path))
+
+
+def _load_npy(path: Path) -> Any:
+    """Raises ValueError. Of a file of any other format NumPy would say how to unpickle it, which nobody should do."""
+    with path.open("rb") as file:
+        if file.read(len(_NPY)) != _NPY:
+            raise ValueError("it was not written by numpy.save")
+        file.seek(0)
+        return np.load(file, allow_pickle=False)
 
 
 def _parse_idx(path: Path) -> Any:

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.served_clients import CLIENTS
 from uvcc_engine.contract.job.topology import PARTIES
@@ -59,7 +60,11 @@ LOOK_S: Final = 0.1
 """Between two looks whether another still asks with the same key."""
 AGAIN_S: Final = 1.0
 """Between two tries of what a relay refused that was full or away."""
+TOLD_AFTER_S: Final = 10.0
+"""A wait that lasts is told of after so long, and then each minute."""
+TOLD_EACH_S: Final = 60.0
 TTL_S: Final = 3600
+Tell = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -128,10 +133,27 @@ class _Asked:
     parts: dict[tuple[int, int], dict[int, AnswerPart]] = field(default_factory=dict)
 
 
-class Asker:
-    """Sends rows in queries and puts answers together, for one client."""
+class _Wait:
+    """Tells of one wait that lasts, so that nobody looks at nothing for minutes."""
 
-    def __init__(self, model: ServedModelOf, client: Identity, patience_s: float) -> None:
+    def __init__(self, patience_s: float, tell: Tell) -> None:
+        self._tell, self._ends = tell, time.monotonic() + patience_s
+        self._due = time.monotonic() + TOLD_AFTER_S
+
+    def goes_on(self, why: str) -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + TOLD_EACH_S
+            self._tell(f"{owner_files.WAITS}: {why}; gives up in {max(0.0, self._ends - now):.0f} s")
+
+
+class Asker:
+    """Sends rows in queries and puts answers together, for one client. ``tell`` hears of a wait that lasts."""
+
+    def __init__(
+        self, model: ServedModelOf, client: Identity, patience_s: float, tell: Tell = lambda said: None
+    ) -> None:
+        self._tell = tell
         t = model.ticket
         self._model, self._client, self._patience_s = model, client, patience_s
         self._mail = RelayMail(t.relay, t.token, box_of("served", t.group), ca_text=t.ca)
@@ -150,6 +172,7 @@ class Asker:
         size, found = self._model.served.most_rows, np.zeros((len(x), self._model.outputs))
         waiting: dict[str, _Asked] = {}
         at, last = 0, time.monotonic()
+        wait = _Wait(self._patience_s, self._tell)
         while at < len(x) or waiting:
             while at < len(x) and len(waiting) < AT_ONCE:
                 query = seal_query(x[at : at + size], self._model.served, self._client, self._parties)
@@ -161,7 +184,10 @@ class Asker:
                 one = waiting.pop(name)
                 found[one.at : one.at + one.query.rows] = answer
                 self.waits.append(time.monotonic() - one.sent)
-            last = time.monotonic() if done else last
+            if done:
+                last, wait = time.monotonic(), _Wait(self._patience_s, self._tell)
+            else:
+                wait.goes_on(f"{len(waiting)} queries have no whole answer yet; the model may be held, or halted")
             if time.monotonic() - last > self._patience_s:
                 raise self._silent(waiting)
         return found
@@ -177,10 +203,12 @@ class Asker:
 
     def _patiently(self, act: Callable[[], T], since: float) -> T:
         """Do it, again and again while the relay is full or away, until the patience is over ``since`` then."""
+        wait = _Wait(self._patience_s, self._tell)
         while True:
             try:
                 return act()
-            except (MailFullError, RelayAwayError):
+            except (MailFullError, RelayAwayError) as error:
+                wait.goes_on(error.what)
                 if time.monotonic() - since > self._patience_s:
                     raise
                 time.sleep(AGAIN_S)
@@ -223,12 +251,13 @@ class Asker:
 
 
 @contextmanager
-def only_asker(key: Path, patience_s: float) -> Iterator[None]:
+def only_asker(key: Path, patience_s: float, tell: Tell = lambda said: None) -> Iterator[None]:
     """Ask with this key alone: whoever takes a client's mail takes all of it, also the answers that another waits for.
 
     Waits for the others of this machine; raises ConfigError after ``patience_s``.
     """
     folder, began = os.open(key, os.O_RDONLY), time.monotonic()
+    wait = _Wait(patience_s, tell)
     try:
         while True:
             try:
@@ -238,6 +267,7 @@ def only_asker(key: Path, patience_s: float) -> Iterator[None]:
                 if time.monotonic() - began > patience_s:
                     what = f"others asked with the key in {key} for {patience_s:g} s"
                     raise ConfigError(what, "each who asks at the same time has a key of its own") from None
+                wait.goes_on(f"another asks with the key in {key}")
                 time.sleep(LOOK_S)
         yield
     finally:
@@ -266,8 +296,8 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
             f"{args.data.name} has {x.shape[1]} features, the model takes {model.served.features}",
             "name the fitted schema of the model's training with --schema",
         )
-    asker = Asker(model, client, args.wait)
-    with only_asker(args.key, args.wait):
+    asker = Asker(model, client, args.wait, _told)
+    with only_asker(args.key, args.wait, _told):
         began = time.monotonic()
         try:
             answers = asker.ask(x)
@@ -290,6 +320,10 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
         "policy": model.policy.hash.hex(),
         "strange": asker.strange,
     }
+
+
+def _told(said: str) -> None:
+    print(said, file=sys.stderr, flush=True)
 
 
 def answers_csv(answers: Floats, model: ServedModelOf, schema: Schema | None, ids: Sequence[str] | None) -> str:

@@ -240,6 +240,26 @@ def test_an_owners_program_that_is_stopped_says_how_and_what_to_do(
     assert stopped.value.hint == "nothing was begun; start it again"
 
 
+def test_what_the_owners_program_says_of_its_waits_is_passed_on_at_once_and_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        "sys.stderr.write('waits: for an answer\\nwaits: for an answer still\\n')\n"
+        "sys.stdout.write('1,0\\n' * 100000)\n"  # more than a pipe holds
+        "sys.stderr.write('error: nobody answered\\n' if 'fail' in sys.argv else '')\n"
+        "sys.exit(2 if 'fail' in sys.argv else 0)\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(owndata.sys, "executable", str(program))
+    told: list[str] = []
+    assert owndata.owners_program_that_waits(["rows"], "ask", told.append) == "1,0\n" * 100000
+    assert told == ["waits: for an answer", "waits: for an answer still"]
+    with pytest.raises(ConfigError, match="nobody answered"):
+        owndata.owners_program_that_waits(["fail"], "ask", told.append)
+
+
 def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
     table = tmp_path / "houses.csv"
     table.write_text("size,price\n" + "".join(f"{i % 17},{1000.5 + 3 * i}\n" for i in range(60)))

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from private_kit import OWNER, PARTIES, client_token, free_port, until
 
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.owner import asking
 from uvcc_engine.owner.asking import Asker, ServedModelOf, Ticket, only_asker
 from uvcc_engine.plane.links.relay_mail import RelayMail, box_of
 from uvcc_engine.relay.relay_roles import Role, number_of
@@ -134,6 +135,27 @@ def test_a_relay_that_is_killed_while_queries_wait_is_waited_for(relay: Relay) -
         assert np.array_equal(asking.result(500), x)
     asker.close()
     assert len(parties.asked) == 2
+
+
+def test_whoever_waits_is_told_for_what(relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(asking, "POLL_S", 0.0)
+    told: list[str] = []
+    asker = Asker(served(relay.url), ALICE, 0.5, told.append)
+    with pytest.raises(PeerLostError, match="2 queries had no whole answer"):
+        asker.ask(np.zeros((2 * asker._model.served.most_rows, WIDTH)))  # nobody answers
+    asker.close()
+    (said,) = told
+    assert said.startswith("waits: 2 queries have no whole answer yet; the model may be held, or halted; gives up in ")
+    ALICE.store(tmp_path / "alice")
+    key = tmp_path / "alice"
+    with (
+        only_asker(key, 1.0),
+        pytest.raises(ConfigError, match="others asked with the key"),
+        only_asker(key, 0.2, told.append),
+    ):
+        pass
+    assert told[1:] == [f"waits: another asks with the key in {key}; gives up in 0 s"]
 
 
 def test_a_relay_that_refuses_a_client_is_not_asked_again(relay: Relay) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import pickle
+import re
 from argparse import Namespace
 from datetime import date, timedelta
 from pathlib import Path
@@ -20,7 +22,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import image_folder, text_windows
 from uvcc_engine.data import schema as schemas
-from uvcc_engine.data.data_files import read_rows
+from uvcc_engine.data.data_files import read_queries, read_rows
 from uvcc_engine.data.dates import date_of, days_of, order_of
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.fitting_pass import FittingPass
@@ -389,3 +391,20 @@ def test_safetensors_hold_tables_and_rows(tmp_path: Path) -> None:
     for read in (read_rows, read_table):
         with pytest.raises(UnreadableError, match="cannot read"):
             read(tmp_path / "bad.safetensors")
+
+
+def test_a_query_that_is_none_is_told_in_words_of_ours(tmp_path: Path) -> None:
+    """Not with labels that nobody gave, nor with NumPy's advice to unpickle what somebody else may have written."""
+    files = {"none.npy": np.zeros((0, 4)), "flat.npy": np.zeros(4)}
+    for name, array in files.items():
+        np.save(tmp_path / name, array)
+        with pytest.raises(ConfigError, match=re.escape(f"{name} is of the shape {array.shape}")):
+            read_queries(tmp_path / name)
+    (tmp_path / "pickled.npy").write_bytes(pickle.dumps(np.zeros((2, 4))))
+    with pytest.raises(UnreadableError) as refused:
+        read_queries(tmp_path / "pickled.npy")
+    assert "was not written by numpy.save" in str(refused.value)
+    assert "allow_pickle" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"cannot tell the format of \."):
+        read_queries(Path())
+    assert owner_files.named_schema(Path(), None) is None  # a folder somebody named has no schema beside it

@@ -12,7 +12,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.core import paths
 from uvcc_console.halt import relay_path
-from uvcc_console.plan.owndata import owners_program
+from uvcc_console.plan.owndata import owners_program, owners_program_that_waits
 from uvcc_console.plan.plan import FULL
 from uvcc_console.rollout.stages.links.relay import CLIENTS_FILE
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
@@ -107,7 +107,7 @@ def _ask(args: argparse.Namespace) -> int:
         command += ["--schema", str(args.schema)] if args.schema else []
         command += ["--out", str(args.out)] if args.out else []
         command += ["--policy", args.policy] if args.policy else []
-        said = owners_program([*command, "--wait", f"{args.wait:g}"], "ask", limit_s=None)
+        said = owners_program_that_waits([*command, "--wait", f"{args.wait:g}"], "ask", common.say)
     if not args.out:
         common.hand_out(said.rstrip("\n"))
         return OK

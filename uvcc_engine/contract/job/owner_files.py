@@ -45,6 +45,8 @@ ADAPTERS: Final = "adapters.safetensors"
 """What was trained in secret beside a public base, as the run sealed it; merged with the base it is the model."""
 BASE: Final = "base.safetensors"
 """The public base of a job, in the run's folder and on every pod."""
+WAITS: Final = "waits"
+"""With this word a line on the owner's program's standard error begins that tells of a wait, and is no error."""
 CARD: Final = "MODEL_CARD.md"
 NO_SCHEMA: Final = "none"
 """In a schema's place: every column of the table is a number that is trained on, and no schema beside it counts."""
@@ -52,7 +54,7 @@ NO_SCHEMA: Final = "none"
 
 def schema_beside(data: Path) -> Path:
     """Where ``uvcc data infer`` writes the schema of a table."""
-    return data.with_name(f"{data.stem}.schema.yaml")
+    return data.parent / f"{data.stem}.schema.yaml"  # with_name would refuse ".", a folder that somebody named
 
 
 def named_schema(data: Path | None, schema: Path | None) -> Path | None:
