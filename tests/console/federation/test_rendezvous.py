@@ -233,16 +233,24 @@ def test_what_concerns_others_is_listed_and_not_kept(people: People) -> None:
         rendezvous.kept(wanted)
 
 
-def test_a_person_is_asked_and_only_a_yes_is_one(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_is_asked_and_only_a_yes_is_one_and_nothing_but_a_reason_refuses(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal stands for all three: a slip of the finger must not sign one."""
     wanted = people.propose()
-    for who, line, code in (("p0", "yes\n", 0), ("p1", "maybe\n", 1)):
+    for who, line, code in (("p0", "yes\n", 0), *(("p1", line, 1) for line in ("maybe\n", "\n", "n\n", ""))):
         terminal = io.StringIO(line)
         terminal.isatty = lambda: True  # type: ignore[method-assign]
         monkeypatch.setattr(sys, "stdin", terminal)
         assert people.at(who, "join", wanted) == code
         assert f"Approve demo as P{who[1]}?" in people.err
     found, _ = rendezvous.Rendezvous(people.url, TOKENS[0]).look()
-    assert {n: a.decision for n, (a, _) in found[wanted].said.items()} == {0: "approve", 1: "refuse"}
+    assert {n: a.decision for n, (a, _) in found[wanted].said.items()} == {0: "approve"}
+    assert "nothing was signed" in people.err
+    terminal = io.StringIO("yes\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert people.at("p1", "join", wanted) == 0, people.err  # it may still be approved
 
 
 def test_a_relay_that_withholds_one_text_is_found_out_by_what_was_kept(people: People) -> None:

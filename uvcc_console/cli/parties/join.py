@@ -20,7 +20,7 @@ from uvcc_engine.contract.text import clean
 def run(argv: list[str]) -> int:
     parser = common.Parser("join", "Show what a proposal would compute, reveal and cost; approve or refuse it.")
     parser.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc proposals")
-    parser.add_argument("--refuse", default="", metavar="REASON", help="refuse it")
+    parser.add_argument("--refuse", default="", metavar="REASON", help="refuse it for good: a refusal stands")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="YAML of this domain's own pods: provider, account")
     parser.add_argument("--yes", action="store_true", help="approve without asking, where the site policy lets it")
     add_relay(parser)
@@ -49,7 +49,9 @@ def run(argv: list[str]) -> int:
         if not sys.stdin.isatty():
             why = "the site policy's yes_for does not name its coordinator" if args.yes else "nobody is there to ask"
             raise ConfigError(why, "approve it at a terminal, or say --refuse REASON")
-        reason = "" if common.agreed(f"Approve {p.name} as P{party}?") else "a person said no"
+        if not common.agreed(f"Approve {p.name} as P{party}?"):  # a slip of the finger, or no line at all, ends nothing
+            common.say("nothing was signed; approve it later, or refuse it for good with --refuse REASON")
+            return FAILED
     if not reason and rendezvous.refused_before(standing, party):
         what = f"this domain refused {p.id[:12]} before, and a refusal stands: the others may have heard it"
         raise ConfigError(what, "the coordinator makes another proposal of the same profile: uvcc propose")
