@@ -180,9 +180,11 @@ def agreed(question: str) -> bool:
 
 
 def run_dirs() -> list[Path]:
-    """Folders of all runs, oldest first. Raises UnreadableError where they cannot be listed."""
+    """Folders of all runs, in the order in which they were made. Raises UnreadableError where they cannot be listed."""
+    from uvcc_console.runs.order import number_of
+
     found = [p for p in paths.run_folders() if _has_journal(p)]
-    return sorted(found, key=lambda p: (_created(p), p.name))
+    return sorted(found, key=lambda p: (number_of(p), _created(p), p.name))
 
 
 def _has_journal(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import processes
+from uvcc_console.runs.order import enrol
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import PARTIES
@@ -155,7 +156,8 @@ def _join(document: Mapping[str, Any]) -> Path:
         write_atomic(
             folder / f"{name}{relay_path.AT}", json.dumps({**where, "ca": f"{name}.pem" if at["ca"] else ""}).encode()
         )
-    fresh = not (run_dir / DOMAIN).exists()
+    if fresh := not (run_dir / DOMAIN).exists():
+        enrol(run_dir)
     write_atomic(run_dir / DOMAIN, json.dumps({"run": run, "party": party}).encode())
     journal = Journal(run_dir / processes.JOURNAL, source="domain")
     try:

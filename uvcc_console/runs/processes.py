@@ -23,6 +23,7 @@ from uvcc_console.core.paths import ADOPTED, DOMAIN
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.runs.order import enrol
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.parsing.untrusted import json_of
@@ -179,6 +180,7 @@ def claim_folder(word: str) -> Path:
         paths.ensure(folder.parent)
         try:
             folder.mkdir(mode=0o700)
+            enrol(folder)
             return folder
         except FileExistsError:
             continue

@@ -11,6 +11,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal.journal import Journal, read_newest
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.runs.order import number_of
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.parsing.suggest import nearest
 
@@ -20,7 +21,7 @@ _WHEN: Final = re.compile(r"-\d{8}-\d{4}-")
 
 def others(run_dir: Path) -> list[str]:
     """Names of the other runs beside this one: those of its own profile, then all others, the newest first."""
-    found = sorted(run_dir.parent.glob(f"*/{JOURNAL}"), key=lambda p: -p.stat().st_mtime)
+    found = sorted(run_dir.parent.glob(f"*/{JOURNAL}"), key=lambda p: (-number_of(p.parent), -p.stat().st_mtime))
     mine = _profile(run_dir / JOURNAL)
     near = {p: _profile(p) == mine for p in found[:_READ]}  # stable: within both the newest stay first
     return [p.parent.name for p in sorted(found, key=lambda p: not near.get(p)) if p.parent != run_dir]

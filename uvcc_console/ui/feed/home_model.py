@@ -19,6 +19,7 @@ from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.fleet.provider_kinds import FleetSettings, runs_here
+from uvcc_console.runs.order import number_of
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
@@ -103,7 +104,7 @@ def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
     except UvccError:
         folders = []
     found = [s for p in folders if (s := summarise(p, known.get(p.name))) is not None]
-    return sorted(found, key=lambda s: (-s.snap.created, s.snap.run))
+    return sorted(found, key=lambda s: (-number_of(s.run_dir), -s.snap.created, s.snap.run))
 
 
 @dataclass(frozen=True, slots=True)
