@@ -25,7 +25,7 @@ from uvcc_console.report.package import Package
 from uvcc_console.report.page import page
 from uvcc_console.report.received import zstandard_module
 from uvcc_console.report.record import RunRecord
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.machine.extras import MissingExtraError
 from uvcc_engine.contract.run_files.files import discard
 from uvcc_engine.transcript.formats import reading
@@ -52,12 +52,15 @@ def write_package(
     ``timestamp``: the service that dates what has no stamp yet (see :mod:`timestamps`); ``log_to``: the log in which
     is entered what was not (see :mod:`publishing`).
     ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing,
+    UnreadableError for one whose bundles cannot be read,
     RedactionError if a log holds what looks like a secret, UvccError if the disk refuses, VerificationError naming a
     file that was changed since the manifest was signed.
     """
     if kind not in FORMATS:
         raise ConfigError(f"no format {kind!r}", f"one of: {', '.join(FORMATS)}")
     record = RunRecord.load(run_dir)
+    for phase, why in () if record.bundles else record.unread.items():
+        raise UnreadableError(f"the proof bundle of phase {phase} cannot be read: {why.what}", why.hint)
     if not record.bundles:
         raise ConfigError(
             f"{run_dir.name} has no readable proof bundle", "package a private run whose phase is verified"

@@ -15,7 +15,7 @@ from uvcc_console.core.log import logger
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.report.recheck import recheck
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
@@ -90,10 +90,19 @@ class RunRecord:
         replicas, stages, ranks = ({getattr(c, at) for c in seen} for at in ("replica", "stage", "tensor"))
         return Topology(1 + max(replicas), 1 + max(stages), 1 + max(ranks))
 
-    @cached_property
+    @property
     def bundles(self) -> Mapping[str, Bundle]:
         """The proof bundle of every phase that has a readable one."""
-        found = {}
+        return {phase: found for phase, found in self._bundles.items() if isinstance(found, Bundle)}
+
+    @property
+    def unread(self) -> Mapping[str, UvccError]:
+        """Why a phase's proof bundle cannot be read, of every phase that has one which cannot."""
+        return {phase: found for phase, found in self._bundles.items() if isinstance(found, UvccError)}
+
+    @cached_property
+    def _bundles(self) -> Mapping[str, Bundle | UvccError]:
+        found: dict[str, Bundle | UvccError] = {}
         for phase in self.phases:
             path = self.artifacts / phase / NAME
             if path.is_file():
@@ -101,6 +110,7 @@ class RunRecord:
                     found[phase] = read_bundle(path, self._knows(phase))
                 except (UnreadableError, VerificationError) as e:  # the verifier says why; reports go on without it
                     log.info("a bundle is left out of the reports: %s", e)
+                    found[phase] = e
         return found
 
     def _knows(self, phase: str) -> Callable[[Policy], bool]:

@@ -259,6 +259,18 @@ def test_a_run_that_proves_nothing_is_refused(made_package: Path, tmp_path: Path
         archive.write_package(package.run_dir, "zip", tmp_path / "x.zip")
 
 
+def test_a_bundle_of_another_release_is_refused_with_the_reason(made_package: Path, tmp_path: Path) -> None:
+    """Not as a run whose phase is yet to be verified: a data folder may be older than the release that reads it."""
+    package = copy_of(made_package, tmp_path / "home")
+    for phase in ("smoke", "full"):
+        (package.artifacts / phase / "proof_bundle.json").write_text('{"format": "of another release"}')
+    with (
+        home(tmp_path / "home"),
+        pytest.raises(UnreadableError, match=r"the proof bundle of phase \w+ cannot be read: "),
+    ):
+        archive.write_package(package.run_dir, "zip", tmp_path / "x.zip")
+
+
 # ---- archives of strangers -----------------------------------------------------------------------------------------
 
 
