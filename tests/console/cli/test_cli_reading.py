@@ -114,8 +114,8 @@ def test_runs_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["RUN", "PROFILE", "STATUS", "STAGE", "STEP", "VERIFIED", "CREATED"]
-    assert lines[1].split()[:6] == ["demo-20261121-0115-ab12", "demo", "ok", "teardown", "4/4", "yes"]
-    assert lines[2].split()[:6] == ["demo-20261121-0120-cd34", "demo", "failed", "teardown", "4/4", "NO"]
+    assert lines[1].split()[:6] == ["demo-20261121-0115-ab12", "demo", "ok", "teardown", "3/4", "yes"]
+    assert lines[2].split()[:6] == ["demo-20261121-0120-cd34", "demo", "failed", "teardown", "3/4", "NO"]
     assert main(["runs", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["run"][-4:], r["verified"], r["live"]) for r in rows] == [("ab12", True, False), ("cd34", False, False)]

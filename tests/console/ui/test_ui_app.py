@@ -134,7 +134,7 @@ async def test_the_manual_opens_at_the_newest_alert(folder: Path) -> None:
 
     story = Story().full(5)
     story.add(ev.Alert(level="error", name="path_dead", text="path ssh down", subject="p0r0"))
-    story.add(ev.Alert(level="info", name="link", text="link auto: relay"))
+    story.add(ev.Alert(level="info", name="link", text="auto chose relay: the parties cannot all reach each other"))
     async with desk(story, folder) as d:
         await d.press("question_mark")
         await d.press("m")

@@ -65,7 +65,7 @@ def run(argv: list[str]) -> int:
 
 def _cells(r: Mapping[str, Any]) -> tuple[str, ...]:
     """A run's cells below ``_HEAD``."""
-    step = f"{min(max(r['step'] + 1, 0), r['steps'])}/{r['steps']}" if r["steps"] else "-"
+    step = f"{min(max(r['step'], 0), r['steps'])}/{r['steps']}" if r["steps"] else "-"
     known = r["live"] or r["ended"] or r["status"] == "unreadable"
     word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
     word = "CHANGED" if r["result"]["mark"] == CHANGED else word

@@ -93,7 +93,8 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
 
 
 def _chosen(kind: str) -> ev.Event:
-    text = f"link auto: {kind}" + ("" if kind == "direct" else ", the parties cannot all reach each other")
+    why = "the parties reach each other" if kind == "direct" else "the parties cannot all reach each other"
+    text = f"auto chose {kind}: {why}"
     return ev.Alert(level="info", name="link", text=text)
 
 
