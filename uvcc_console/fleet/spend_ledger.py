@@ -10,8 +10,6 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.fleet.provider import Books
 
-# states in which a provider does not bill: nothing was asked for yet, or it is proven gone
-
 
 @dataclass(slots=True)
 class _Meter:
@@ -81,10 +79,12 @@ class Ledger:
         return max(self.books.spent, sum(m.cost(at) for meters in self._meters.values() for m in meters))
 
     def tick(self, remaining_s: float | None = None) -> ev.CostTick:
-        """The event for now; ``remaining_s`` is how long the run is expected to go on."""
+        """The event for now; ``remaining_s``: how long the run may go on. Its forecast is what it costs then at most:
+        the run is torn down before it meets its cap."""
         now = self.clock()
         spent, hourly = self.spent(now), self.hourly
-        forecast = spent + hourly * remaining_s / 3600.0 if remaining_s is not None else 0.0
+        then = spent + hourly * remaining_s / 3600.0 if remaining_s is not None else 0.0
+        forecast = max(spent, min(then, self.total_cap)) if then else 0.0
         left = self.wallet if self.wallet is not None else None
         runway = left / hourly if left is not None and hourly > 0 else None
         return ev.CostTick(hourly=hourly, spent=spent, forecast=forecast, runway_h=runway, at=now)

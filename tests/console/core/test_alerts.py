@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
+from uvcc_console.core.alerts.expense import expected
 from uvcc_console.core.alerts.failed_proofs import failed_proof
+from uvcc_console.core.alerts.finding import Finding
 from uvcc_console.core.folding.state import fold, reduce
+from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 
 PROFILE = {
@@ -223,7 +230,7 @@ def test_checkpoints_overdue_and_refused() -> None:
 
 def test_spending_a_dead_path_a_fork_and_a_config_that_was_not_planned() -> None:
     run = Healthy()
-    run.add(ev.CostTick(hourly=3.0, spent=4.0, forecast=14.0))
+    run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=10.0))
     run.add(ev.LinkChanged(pod="p0r1", path="relay", up=False))
     run.add(ev.ForkDetected(epoch=7, parties=[0, 2]))
     run.add(ev.EngineEvent(pod="p0r0", level="info", event="run_facts", fields={"coord": COORDS[0], "seq_len": 1024}))
@@ -336,7 +343,47 @@ def test_each_thing_is_told_once_until_it_was_gone() -> None:
     run.add(ev.CostTick(hourly=3.0, spent=1.0, forecast=9.0))
     assert watch.look(run.s, run.now + 6, run.now + 6) == []
     run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
-    assert len(watch.look(run.s, run.now + 7, run.now + 7)) == 1
+    assert watch.look(run.s, run.now + 7, run.now + 7) == [], "it was missing for a moment only"
+    run.add(ev.CostTick(hourly=3.0, spent=1.0, forecast=9.0))
+    run.tick(70.0)
+    assert watch.look(run.s, run.now, run.now) == []
+    run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
+    assert len(watch.look(run.s, run.now + 1, run.now + 1)) == 1
+
+
+def test_a_run_that_ends_within_its_cap_at_its_own_pace_is_no_alarm_however_long_it_may_live() -> None:
+    """What it may cost at most, by its time to live, is the cap itself for whoever sets one; that says nothing."""
+    run = Healthy()
+    run.add(ev.PhaseStarted(phase="full", engine_run="r.full", steps=1000, sid_job=""))
+    run.tick()
+    run.add(ev.CostTick(hourly=36.0, spent=0.5, forecast=10.0))
+    left = 1000 - run.s.step
+    assert expected(run.s) == pytest.approx(0.5 + 0.01 * left)  # a step a second
+    assert "spend_above_plan" not in run.names()
+    run.add(ev.CostTick(hourly=360.0, spent=0.6, forecast=10.0))
+    assert found(run.s, run.now, "spend_above_plan").text == (
+        f"spent $0.60, about ${0.6 + 0.1 * left:.2f} when it is done, cap $10.00"
+    )
+    run.add(ev.RunEnded(status="ok"))
+    assert expected(run.s) is None
+
+
+def hovers(s: Snapshot, now: float) -> Iterator[Finding]:
+    """Found for five seconds of each twenty."""
+    if now % 20 < 5:
+        yield Finding("hovers", "39.9", "")
+
+
+@pytest.mark.parametrize(("step_s", "told"), [(0.1, [0.0, 600.0, 1060.0]), (9.0, [0.0, 600.0])])
+def test_what_hovers_at_its_limit_is_told_once_in_ten_minutes(
+    step_s: float, told: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a quarter of an hour by turns; then it is gone for 80 s, which is less than ten slow steps."""
+    monkeypatch.setattr(alerts, "DETECTORS", (hovers,))
+    watch, line = alerts.Watch(), Series(array("d", [0.0, 1.0]), array("d", [step_s, step_s]), 2)
+    s = replace(Healthy().s, series=MappingProxyType({"p0r0s0t0": MappingProxyType({"step_s": line})}))
+    looks = [*range(0, 1000, 5), *(at for at in range(1000, 1060, 5) if at % 20 >= 5), 1060]
+    assert [float(at) for at in looks if watch.look(s, float(at), float(at))] == told
 
 
 @pytest.mark.parametrize("step", [3600.0, -900.0])

@@ -52,6 +52,7 @@ def test_caps_forecast_and_runway() -> None:
     ledger.apply(changed("p0r0", "creating", 0.0, 4.0))
     tick = ledger.tick(remaining_s=1800.0)
     assert (tick.hourly, tick.forecast, tick.runway_h) == (4.0, pytest.approx(2.0), pytest.approx(3.0))
+    assert ledger.tick(remaining_s=9 * 3600.0).forecast == 8.0  # it is torn down at its cap
     assert ledger.breach() == ""
     now = 2 * 3600.0 - 59.0
     assert "reaches limits.total" in ledger.breach()

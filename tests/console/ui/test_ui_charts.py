@@ -74,7 +74,7 @@ def test_what_moves_too_little_to_be_seen_beside_zero_is_told_and_a_loss_is_draw
     view = measured(p0r0s0t0=still, p1r0s0t0=still | {"bytes": series(2_540_000.0, 2_550_000.0)})
     assert names(view) == ["loss", "mem_mib"]
     text = "\n".join(map(plain, grid_lines(view, 100, 30)))
-    assert "moved by less than 2%: bytes per step 361k to 2.55M" in text
+    assert "moved by less than 2%: bytes per step 361k to 2.55M from worker to worker" in text
     assert "never moved" not in text
 
 
@@ -139,6 +139,23 @@ def test_parties_are_compared_at_the_last_step_that_all_have() -> None:
     view = measured(p0r0s0t0=ahead, p1r0s0t0={"loss": series(3.0, 2.0)}, p2r0s0t0=ahead)
     head = plain(chart(view, "loss", 44, 10)[0])
     assert "P0 ═ P1 ═ P2  2.000 at step 2" in head, "what all say alike is said once, though one is a step behind"
+
+
+def test_a_heading_without_room_loses_words_before_it_loses_values() -> None:
+    rates = {f"p{p}r0s0t0": {"samples_per_s": series(90.0, rate, rate)} for p, rate in enumerate((112.1, 113.6, 118.2))}
+    rates["p1r0s0t0"] = {"samples_per_s": series(90.0, 113.6)}
+    view = measured(**rates)
+
+    def head(width: int) -> str:
+        return " ".join(plain(chart(view, "samples_per_s", width, 10)[0]).split())
+
+    assert head(60) == "samples/s P0 112.1 P1 113.6 P2 118.2 at step 2"
+    assert head(46) == "samples/s P0 112.1 P1 113.6 P2 118.2 @ 2"
+    assert head(32) == "samples/s 112.1 to 118.2 @ 2"
+    assert head(26) == "samples/s 112.1 to 118.2"
+    same = {"loss": series(3.0, 2.0)}
+    view = measured(p0r0s0t0=same, p1r0s0t0=same, p2r0s0t0=same)
+    assert plain(chart(view, "loss", 20, 10)[0]).split() == ["loss", "2.000"]
 
 
 def test_an_axis_of_time_and_one_of_samples_come_from_the_run_itself() -> None:
@@ -415,6 +432,8 @@ def test_runs_of_the_same_profile_are_the_first_to_be_compared(tmp_path: Path) -
         (tmp_path / name / "journal.sqlite").touch()
         os.utime(tmp_path / name / "journal.sqlite", (age, age))
     assert others(tmp_path / names[3]) == [names[1], names[0], names[2]]
+    (tmp_path / names[0] / "number").write_text("7\n")  # a clock that was set back between them dates them falsely
+    assert others(tmp_path / names[3]) == [names[0], names[1], names[2]]
 
 
 def test_a_run_that_is_only_called_alike_is_no_run_of_the_same_profile(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
 from uvcc_console.ui.drawing.paint import clean, cut, fit, plain, spread, width_of, wrap
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.condition import status_word
+from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View, fleet_rows, stakes
 from uvcc_console.ui.panels import charts, cost, fleet, halt_panel, ledger, result, rollout
 from uvcc_console.ui.widgets import bars
@@ -310,6 +311,17 @@ def test_the_banner_tells_of_a_silence_or_a_lag_only_while_it_lasts() -> None:
     for coord in ("p0r0s0t0", "p1r0s0t0"):
         beat(coord, 28)
     assert lag not in shown()
+
+
+def test_the_banner_tells_of_a_dead_conductor_until_the_next_one_lives_and_a_note_is_no_warning() -> None:
+    story = Story().full(20)
+    story.add(ev.Alert(level="info", name="link", text="auto chose direct: the parties reach each other"))
+    text = "the conductor has died; its sidecar keeps the caps"
+    assert "· link: auto chose direct" in text_of(bars.banner_lines(view_of(story), 160))
+    story.add(ev.Alert(level="error", name="conductor", text=text), 1.0)
+    view = view_of(story)
+    assert text in text_of(bars.banner_lines(replace(view, conductor=Lamp(DEAD)), 160))
+    assert text not in text_of(bars.banner_lines(view, 160))
 
 
 def test_f9_is_in_every_footer_even_the_narrowest() -> None:

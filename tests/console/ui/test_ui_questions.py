@@ -55,7 +55,7 @@ ANSWERS: dict[str, tuple[Callable[[], Story], tuple[str, ...]]] = {
         lambda: Story(replicas=3).full(30).hanging(),
         ("p1r1s0t0 is at #1840 all_gather, the others at #1841", "furthest behind: p1r1s0t0"),
     ),
-    "What will it cost to the end?": (paying, ("at the end", "$4.50", "of $120.00")),
+    "What will it cost to the end?": (paying, ("when done", "at most $4.50", "of $120.00")),
     "What did P1 do in the last minute?": (lambda: Story().full(40), ("party=1", "last 1 min", "p1r0 link to P2 up")),
     "When is it done?": (lambda: Story().full(40), ("eta 19 s",)),
     "Who is not alive?": (one_killed, ("23/24 live", "1 killed", "p1r2 ", "SIGKILL")),

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core.alerts.expense import expected
 from uvcc_console.core.answers.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
 from uvcc_console.core.folding.measures import AT
 from uvcc_console.core.snapshot import PodView, Snapshot, WorkerView
@@ -156,7 +157,13 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
             "pods_gone": sorted(name for name, pod in s.pods.items() if pod.state == "gone"),
         },
         "plan_score": [figure.to_json() for figure in plan_score.score(s)],
-        "cost": {"hourly": s.hourly, "spent": s.spent, "forecast": s.forecast, "runway_h": s.runway_h},
+        "cost": {
+            "hourly": s.hourly,
+            "spent": s.spent,
+            "expected": expected(s),
+            "forecast": s.forecast,
+            "runway_h": s.runway_h,
+        },
         "results": {phase: dict(shown(s, phase, changed).values) for phase in phases},
         "result_hashes": {
             key: h for key, h in s.result_hashes.items() if h in shown(s, key.partition("/")[0], changed).hashes

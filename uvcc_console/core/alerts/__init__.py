@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts import cards, fleet, progress, quality
-from uvcc_console.core.alerts.finding import Detector, Finding
+from uvcc_console.core.alerts.finding import Detector, Finding, step_time
 from uvcc_console.core.folding import bad_records
 from uvcc_console.core.snapshot import Snapshot
 
 DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS, *cards.DETECTORS)
 AGAIN_S = 600.0
 STEPPED_S = 5.0  # between two looks: somebody set the clock, or the machine slept
+GONE_S, GONE_STEPS = 60.0, 10  # a warning is often of what steps measure, and hovers as long as they take
 SETTLES_S = 30.0  # until what is compared with the clock was written by it
 
 
@@ -48,10 +49,14 @@ def _asked(detector: Detector, s: Snapshot, now: float) -> list[Finding]:
 
 
 class Watch:
-    """Turns findings into alerts: each once, and again only if it was gone meanwhile or ten minutes have passed."""
+    """Turns findings into alerts: each once, and again only if it was gone for long or ten minutes have passed.
+
+    What hovers at its limit is found, and not found, by turns: that it was missing for a moment is nothing new.
+    """
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], float] = {}
+        self._counts: dict[tuple[str, str], float] = {}  # until when, by the counter, what was found is not gone yet
         self._ahead: float | None = None  # of the machine's counter, at the last look
         self._settled = float("-inf")
 
@@ -66,11 +71,17 @@ class Watch:
         if up < self._settled:
             return []
         found = {(f.name, f.subject): f for f in detect(s, now)}
-        fresh = [f for key, f in found.items() if now - self._told.get(key, float("-inf")) >= AGAIN_S]
-        self._told = {key: at for key, at in self._told.items() if key in found} | {
-            (f.name, f.subject): now for f in fresh
-        }
+        counts = {key: up + _missing_s(f, s) for key, f in found.items()}
+        self._counts = {key: until for key, until in self._counts.items() if up <= until} | counts
+        self._told = {key: at for key, at in self._told.items() if key in self._counts}
+        fresh = [f for key, f in found.items() if up - self._told.get(key, float("-inf")) >= AGAIN_S]
+        self._told |= {(f.name, f.subject): up for f in fresh}
         return [ev.Alert(level=f.level, name=f.name, text=f.text, hint=f.hint, subject=f.subject) for f in fresh]
+
+
+def _missing_s(f: Finding, s: Snapshot) -> float:
+    """How long a finding has to be missing until it is gone, and would be a new one."""
+    return GONE_S if f.level == "error" else min(AGAIN_S, max(GONE_S, GONE_STEPS * step_time(s)))
 
 
 __all__ = ["AGAIN_S", "DETECTORS", "SETTLES_S", "Finding", "Watch", "detect", "lasts"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from uvcc_console.core import pod_states
+from uvcc_console.core.alerts.expense import expected
 from uvcc_console.core.alerts.failed_proofs import failed_proof
 from uvcc_console.core.alerts.finding import ENOUGH, Finding, line, middle, training
 from uvcc_console.core.snapshot import Snapshot
@@ -61,11 +62,12 @@ def disk_filling(s: Snapshot, now: float) -> Iterator[Finding]:
 
 
 def spend_above_plan(s: Snapshot, now: float) -> Iterator[Finding]:
-    """The forecast, or what is spent already, meets the profile's cap."""
+    """What is spent already, or will be when the run is done at its own pace, meets the profile's cap."""
     limits = s.profile.get("limits")
     cap = float(limits.get("total", 0.0)) if isinstance(limits, Mapping) else 0.0
-    if cap > 0 and (s.spent > SPENT * cap or s.forecast > cap):
-        text = f"spent ${s.spent:.2f}, forecast ${s.forecast:.2f}, cap ${cap:.2f}"
+    done = expected(s) or 0.0
+    if cap > 0 and (s.spent > SPENT * cap or done > cap):
+        text = f"spent ${s.spent:.2f}, {f'about ${done:.2f} when it is done, ' if done else ''}cap ${cap:.2f}"
         yield Finding("spend_above_plan", text, "raise limits.total, or halt and tear down in time")
 
 

@@ -192,7 +192,8 @@ class HaltDone(Event):
 @event("cost")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTick(Event):
-    """Spending so far and its rate, in US dollars. ``at``: the run's own time, which no setting of the clock moves."""
+    """Spending so far and its rate, in US dollars. ``forecast``: what the run may cost at most, by its limits. ``at``:
+    the run's own time, which no setting of the clock moves."""
 
     hourly: float
     spent: float

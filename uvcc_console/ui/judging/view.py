@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any, Final
+from typing import Any
 
 from uvcc_console.core import pod_states
+from uvcc_console.core.alerts.expense import pace
 from uvcc_console.core.answers.holding import HOLD_S as HOLD_S
 from uvcc_console.core.answers.holding import holding as holding
 from uvcc_console.core.answers.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.folding import vitals
-from uvcc_console.core.folding.measures import AT
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
@@ -29,7 +28,6 @@ LOST_S = 60.0
 NOT_MADE = "not made"
 WAITS = "waits for "
 """How the word of a worker begins that waits for somebody; whom, and for how long, follows."""
-_PACED: Final = 20  # steps that the time left is reckoned by
 NEWS_S = 5.9  # the conductor writes something every 5 s: when it does not, silence says nothing about workers
 
 
@@ -334,20 +332,9 @@ def eta(snap: Snapshot, now: float) -> float | None:
         if rate and rate.last and batch and rate.last[1] > 0:
             recent = rate.recent(20)
             return left * float(batch) * len(recent) / max(1e-9, sum(recent))
-    if (pace := _pace(snap)) is not None:
-        return left * pace
+    if (a_step := pace(snap)) is not None:
+        return left * a_step
     stage = snap.stage
     if snap.attempt or stage is None or not stage.started or now <= stage.started:
         return None
     return left * (now - stage.started) / snap.step
-
-
-def _pace(s: Snapshot) -> float | None:
-    """Seconds a step took lately by the console's clock, their median: a halt may lie between two of them."""
-    lines = [line for by_name in s.series.values() if (line := by_name.get(AT)) and len(line) > _PACED]
-    if not lines:
-        return None
-    line = max(lines, key=len)
-    steps, times = line.recent_xs(_PACED + 1), line.recent(_PACED + 1)
-    took = [(times[i + 1] - times[i]) / (steps[i + 1] - steps[i]) for i in range(_PACED)]
-    return max(0.0, median(took))

@@ -18,6 +18,7 @@ from uvcc_console.ui.widgets.curves import (
     NEVER,
     ONCE,
     TITLES,
+    VITALS,
     ChartLook,
     axis_of,
     constants,
@@ -54,12 +55,13 @@ def chart(
     title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
     if frame.log:
         title.append((" log", "muted"))
+    room = max(8, width - width_of(title) - 2)
     if inspect and frame.cursor is not None:
         seen, _, same = curves_of(view, name, replace(look, smooth=0.0))
-        legend = legend_spans(view, seen, same, look.axis, frame.cursor)
+        legend = legend_spans(view, seen, same, look.axis, frame.cursor, room)
     else:
-        legend = legend_spans(view, curves, same, look.axis)
-    lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
+        legend = legend_spans(view, curves, same, look.axis, room=room)
+    lines: list[Line] = [spread(title, cut(legend, room), width)]
     lines += plot(curves, width, height - 1, view.glyphs, frame=frame, bands=bands, x_labels=height > 4)
     lines += [[("", "")] for _ in range(height - len(lines))]
     return lines[:height]
@@ -146,18 +148,24 @@ def grid_lines(
 
 
 def still_lines(view: View, width: int) -> list[Line]:
-    """What never or hardly moved, or was measured once: values instead of flat or empty charts."""
+    """What never or hardly moved, or was measured once: values instead of flat or empty charts. Two values are those of
+    different workers, or pods: beside "never moved" they would read as a movement."""
     lines: list[Line] = []
     found = constants(view)
     for why in (NEVER, HARDLY_EVER, ONCE):
         told = [
-            f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)}" if high > low else "")
+            f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)} {_between(name)}" if high > low else "")
             for reason, name, low, high in found
             if reason == why
         ]
         if told:
             lines += wrap([(f"{why}: ", "faint"), (", ".join(told), "muted")], width, "  ")
     return lines
+
+
+def _between(name: str) -> str:
+    whose = "pod" if name in VITALS else "worker"
+    return f"from {whose} to {whose}"
 
 
 def _waiting(view: View, width: int, height: int) -> list[Line]:

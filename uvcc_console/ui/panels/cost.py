@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from uvcc_console.core import pod_states
+from uvcc_console.core.alerts.expense import expected
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.provider_kinds import DEFAULT
 from uvcc_console.ui.drawing.format import duration, money
@@ -35,16 +37,18 @@ def _share(part: float) -> str:
 
 
 def cost_lines(view: View, width: int) -> list[Line]:
-    """Rate, spent, forecast, runway, against the profile's limits."""
+    """Rate, spent, what it will be when the run is done, and what it may be at most, against the profile's limits."""
     s, g = view.snap, view.glyphs
     line: list[Span] = [(money(s.hourly), "title"), ("/h   ", "muted"), (money(s.spent), "title"), (" spent", "muted")]
-    if s.forecast:
-        line += [("   ", ""), (money(s.forecast), "text"), (" at the end", "muted")]
+    if (done := expected(s)) is not None:
+        line += [("   ", ""), (f"about {money(done)}", "text"), (" when done", "muted")]
     lines: list[Line] = [cut(line, width)]
     notes: list[Span] = []
     if (total := limit_of(s, "total")) > 0:
         part = s.spent / total
         notes += [(f"{part:.0%} of {money(total)}", _share(part))]
+    if s.forecast and not s.ended:
+        notes += [(f" {g.dot} " if notes else "", "muted"), (f"at most {money(s.forecast)}", "text")]
     if s.runway_h is not None:
         notes += [(f" {g.dot} " if notes else "", "muted"), (f"runway {duration(s.runway_h * 3600)}", "text")]
     if notes:
@@ -75,9 +79,10 @@ def page_lines(view: View, width: int) -> list[Line]:
     for name, value, cap in (
         ("per hour", s.hourly, limit_of(s, "hourly")),
         ("spent", s.spent, limit_of(s, "total")),
-        ("forecast", s.forecast, limit_of(s, "total")),
+        ("when done", expected(s) or 0.0, limit_of(s, "total")),
+        ("at most", s.forecast if not s.ended else 0.0, limit_of(s, "total")),
     ):
-        if cap > 0:
+        if cap > 0 and (value or name in ("per hour", "spent")):
             lines.append(cut(_bar(view, name, value, cap, room), width))
     ttl = limit_of(s, "ttl")
     if ttl and s.created:
@@ -100,7 +105,8 @@ def page_lines(view: View, width: int) -> list[Line]:
     heading = f"{'pod':<12}{'provider':<18}{'state':<10}{'$/h':>8}{'share':>8}"
     lines += [[("", "")], cut([(heading, "muted")], width)]
     for pod in sorted(s.pods.values(), key=lambda p: (-p.price_hr, p.pod)):
-        share = f"{pod.price_hr / s.hourly:.0%}" if s.hourly else g.dot
+        costs = s.hourly and pod.state not in pod_states.ABSENT  # of one that is gone the price is only remembered
+        share = f"{pod.price_hr / s.hourly:.0%}" if costs else g.dot
         lines.append(
             cut(
                 [
@@ -121,7 +127,10 @@ class CostPanel(Panel):
     title = "Cost"
     number = "7"
     grows = True
-    help = "What runs per hour, what is spent, the forecast at the end of the run and the limits of the profile."
+    help = (
+        "What runs per hour and what is spent; what it will be when the run is done, at its own pace; what it may be "
+        "at most, by the limits of the profile."
+    )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         return page_lines(view, width) if self.has_class("-paged") else cost_lines(view, width)

@@ -15,7 +15,7 @@ from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
-from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
+from uvcc_console.ui.judging.lamps import DEAD, STARTING, Lamp, halt_paths, needs_sidecar
 from uvcc_console.ui.judging.past import advice_here, as_told
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
@@ -297,7 +297,8 @@ def banner_lines(view: View, width: int) -> list[Line]:
         block(role, text, hint)
     if s.status == "running" and not view.behind_s and (a := _newest_alert(view)) is not None:
         role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
-        out.append(cut([(f"  {g.warn} {clean(a.source)}: {as_told(view, clean(a.text))}", role)], width))
+        sign = g.dot if role == "muted" else g.warn  # a note is no warning
+        out.append(cut([(f"  {sign} {clean(a.source)}: {as_told(view, clean(a.text))}", role)], width))
     return out
 
 
@@ -305,9 +306,12 @@ _ALERT_S: Final = 60.0
 
 
 def _newest_alert(view: View) -> LogEntry | None:
-    """The newest alert that is not old; a silence, say, or a lag only while it lasts."""
+    """The newest alert that is not old; a silence, say, or a lag only while it lasts, and a conductor's death only
+    until the next one lives."""
     s = view.snap
     recent = (a for a in reversed(s.alerts) if view.now - a.ts < _ALERT_S)
+    if view.conductor.state != DEAD:
+        recent = (a for a in recent if (a.alert, a.level) != ("conductor", "error"))
     return next((a for a in recent if lasts(s, view.heard, a.alert, a.source)), None)
 
 

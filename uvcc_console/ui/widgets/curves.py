@@ -42,7 +42,7 @@ FIGURE_ORDER: Final = tuple(TITLES)
 AXES: Final = ("step", "time", "tokens")
 SMOOTH: Final = (0.0, 0.6, 0.9, 0.98)
 _OTHERS: Final = ("warn", "ok", "bad", "mix")
-_VITALS: Final = ("gpu", "cpu")
+VITALS: Final = ("gpu", "cpu")
 FROM_ZERO: Final = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")
 """What is drawn from zero on."""
 HARDLY: Final = 0.02
@@ -60,7 +60,7 @@ class ChartLook:
 
 def by_party(view: View, name: str) -> dict[int, list[Series]]:
     """Series of one name, grouped by the party of their worker."""
-    if name in _VITALS:
+    if name in VITALS:
         return _vitals(view, name)
     found: dict[int, list[Series]] = {}
     for coord in sorted(view.snap.series):
@@ -103,7 +103,7 @@ def _known(view: View) -> dict[str, list[Series]]:
         for name, line in by_name.items():
             if name != AT and len(line):
                 found.setdefault(name, []).append(line)
-    for name in _VITALS:
+    for name in VITALS:
         if lines := [line for group in by_party(view, name).values() for line in group]:
             found[name] = lines
     return found
