@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,19 @@ def test_the_first_of_two_is_not_dropped_in_silence(read: Callable[[Path], objec
 def test_at_every_depth(text: str) -> None:
     with pytest.raises(yaml.YAMLError, match="stands twice"):
         yaml_text.load(text)
+
+
+def test_an_hour_and_a_half_is_not_ninety() -> None:
+    """YAML 1.1 reads 1:30 to the base of sixty."""
+    assert yaml_text.load("[1:30, -1:30, 1:30.5, 0x1F, 12, 1.5, -.inf]") == [
+        "1:30",
+        "-1:30",
+        "1:30.5",
+        31,
+        12,
+        1.5,
+        -math.inf,
+    ]
 
 
 def test_what_is_merged_in_may_be_overridden() -> None:

@@ -54,7 +54,7 @@ OWN_KINDS: Final = {
 class Strict(BaseModel):
     """Base of every part of a profile: unknown keys and silent conversions are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class SpotPolicy(Strict):

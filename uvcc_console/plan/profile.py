@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
+MOST = 1 << 20  # bytes of a profile: a longer one is no profile, and would be read for minutes
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
 _PATHS = (
     ("fleet", "hosts"),
@@ -83,7 +84,8 @@ def available() -> list[ProfileFile]:
 
 
 def find(name: str) -> Path:
-    """The file of a profile given by path or by name. Raises ConfigError naming the nearest known one."""
+    """The file of a profile given by path or by name. Raises ConfigError naming the nearest known one,
+    UnreadableError for what is there and is no file."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml") and os.path.isfile(path):
         return path
@@ -93,6 +95,9 @@ def find(name: str) -> Path:
         return known[stem]
     if os.path.isfile(path):
         return path
+    if os.path.lexists(path) and (path.suffix in (".yaml", ".yml") or os.sep in name):
+        what = "a folder" if path.is_dir() else "no file" if os.path.exists(path) else "a link to nothing"
+        raise UnreadableError(f"cannot read profile {path}: it is {what}", "see: uvcc profiles")
     raise ConfigError(f"no profile {name[:100]!r}", _nearest(stem, known) or "see: uvcc profiles")
 
 
@@ -115,7 +120,11 @@ def _elsewhere(loc: list[Any], raw: Mapping[str, Any]) -> str:
 def read(path: Path) -> dict[str, Any]:
     """The raw mapping of a profile file. Raises UnreadableError or ConfigError with line and column."""
     try:
-        data = yaml_text.load(path.read_text())
+        with path.open("rb") as f:
+            text = f.read(MOST + 1)
+        if len(text) > MOST:
+            raise UnreadableError(f"profile {path} has more than {MOST >> 20} MiB", "is it the file that you meant?")
+        data = yaml_text.load(text.decode())
     except (OSError, UnicodeDecodeError) as e:
         raise UnreadableError(f"cannot read profile {path}: {e}") from e
     except yaml.YAMLError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,8 @@ def test_a_word_that_is_like_no_key_names_them_all() -> None:
         ("job.lr=true", "job.lr is True", "wants a number"),
         ("job.steps=0", "job.steps is 0", "must be greater than 0"),
         ("limits.ttl=5x", "limits.ttl is '5x'", "wants a duration like 90s, 15m or 1h"),
+        ("limits.ttl=1:30", "limits.ttl is '1:30'", "wants a duration like 90s, 15m or 1h"),
+        ("limits.total=.inf", "limits.total is inf", "wants a finite number"),
         ("gates.loss_falls=perhaps", "gates.loss_falls is 'perhaps'", "wants true or false"),
         ("job.reveal=loss", "job.reveal is 'loss'", "wants a list"),
         ("topology=3", "topology is 3", "wants a mapping of keys"),
@@ -143,6 +146,24 @@ def test_files_that_are_no_profile(tmp_path: Path) -> None:
         p.load(str(tmp_path / "binary.yaml"))
     with pytest.raises(ConfigError, match="did you mean demo"):
         p.find("demoo")
+
+
+def test_what_bears_a_profiles_name_and_is_none_is_told_as_what_it_is(tmp_path: Path) -> None:
+    large, folder, pipe, link = (tmp_path / f"{name}.yaml" for name in ("large", "folder", "pipe", "link"))
+    with large.open("wb") as f:
+        f.write(b"job: {kind: private}\n#")
+        f.truncate(p.MOST + 1)
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "gone.yaml")
+    for path, what in (
+        (large, "more than 1 MiB"),
+        (folder, "a folder"),
+        (pipe, "no file"),
+        (link, "a link to nothing"),
+    ):
+        with pytest.raises(UnreadableError, match=f"{path.name}.* {what}"):
+            p.load(str(path))
 
 
 def test_every_known_profile_is_valid_and_says_what_it_does() -> None:

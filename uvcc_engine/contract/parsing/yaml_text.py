@@ -1,11 +1,13 @@
 """YAML as people write it into profiles, policies and schemas: plain values, and no key twice.
 
 YAML 1.2 (section 3.2.1.1) wants the keys of a mapping unique; PyYAML takes the last one silently, so that the line that
-a reader sees first need not be the one that counts.
+a reader sees first need not be the one that counts. It also reads 1:30 as the number 90, as YAML 1.1 does: a run that
+was to live for an hour and a half would be ended after a minute and a half.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import yaml
@@ -30,6 +32,15 @@ class _Once(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except _UNLIKE as e:
             raise yaml.constructor.ConstructorError(None, None, f"no such value: {e}", node.start_mark) from e
+
+
+def _number(kind: Callable[[_Once, yaml.ScalarNode], Any]) -> Callable[[_Once, yaml.ScalarNode], Any]:
+    """What makes a number of a scalar, but text of one with colons."""
+    return lambda loader, node: node.value if ":" in node.value else kind(loader, node)
+
+
+_Once.add_constructor("tag:yaml.org,2002:int", _number(_Once.construct_yaml_int))
+_Once.add_constructor("tag:yaml.org,2002:float", _number(_Once.construct_yaml_float))
 
 
 def load(text: str) -> Any:
