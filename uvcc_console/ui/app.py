@@ -54,6 +54,12 @@ class UvccApp(RunConsole):
         Binding("ctrl+q", "do('detach')", show=False),
     ]
 
+    def why_stay(self) -> str:
+        """A hold is decided by keys, and nobody would read them."""
+        if holding(self.snap, self.now()) is not None:
+            return "a hold is open: Esc releases it, F9 halts"
+        return super().why_stay()
+
     def __init__(
         self,
         run_dir: Path,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from textual import events
 from textual.app import App
+from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.errors import NoWidget
@@ -22,6 +23,7 @@ from uvcc_console.ui.drawing.paint import Palette
 from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES, theme_named
 from uvcc_console.ui.halting.halt_switch import Cadence
 from uvcc_console.ui.halting.hand_over import ClickPart, PendingKeys, TypedInput, WaitingKey, handing_on
+from uvcc_console.ui.halting.suspending import STAYS, shell_waits
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean_block
 
@@ -88,6 +90,7 @@ class ConsoleApp(App[Result]):
     """
 
     TITLE = "UVCC"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+z", "suspend_process", "suspend", show=False)]
     CSS_PATH: ClassVar[Path] = Path(__file__).parent / "screens" / "run.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
@@ -287,6 +290,16 @@ class ConsoleApp(App[Result]):
         Textual paints nothing where the size is what it was. tmux hands on only the first and the last size of a storm.
         """
         self.call_later(self.refresh)
+
+    def why_stay(self) -> str:
+        """Why the console does not give its terminal away now; empty where it does."""
+        return "" if shell_waits() else STAYS
+
+    def action_suspend_process(self) -> None:
+        if why := self.why_stay():
+            self.say(why, "warning")
+        else:
+            super().action_suspend_process()
 
     def say(self, text: str, severity: Severity = "information") -> None:
         """A short word to the operator; one that still stands there is not said again below it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,8 @@ class Tmux:
             "from pathlib import Path; from uvcc_console.core.answers import holding; holding.HOLD_S = 600.0;"
             f" from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
         )
-        self("new-session", "-d", "-x", str(columns), "-y", str(rows), sys.executable, "-c", code)
+        self.command = [sys.executable, "-c", code]
+        self("new-session", "-d", "-x", str(columns), "-y", str(rows), *self.command)
         self("set-option", "remain-on-exit", "on")
         self.until(lambda: "F9" in self.screen and "agree" in self.screen)
 
@@ -170,6 +172,33 @@ def test_a_picture_that_the_terminal_lost_is_painted_again_at_the_same_size(
     assert words[-1] not in lost
     os.kill(int(tmux("display-message", "-p", "#{pane_pid}")), signal.SIGWINCH)
     tmux.until(lambda: all(word in tmux.screen for word in words))
+
+
+def test_ctrl_z_gives_the_terminal_to_the_shell_that_waits_and_fg_takes_it_again(
+    story_at: Callable[..., Tmux],
+) -> None:
+    tmux = story_at(Story().full(12), 80, 24)
+    tmux.keys("C-z")  # tmux itself has started it: nobody would wake it
+    tmux.until(lambda: "no shell waits for this console" in tmux.screen)
+    tmux("respawn-pane", "-k", "env", "PS1=here> ", "bash", "--norc", "-i")
+    tmux.until(lambda: "here>" in tmux.screen)
+    tmux.keys(shlex.join(tmux.command), "Enter")
+    tmux.until(lambda: whole(tmux.screen))
+    tmux.keys("F9")
+    tmux.until(lambda: "releases" in tmux.screen)
+    tmux.keys("C-z")
+    tmux.until(lambda: "a hold is open" in tmux.screen)
+    tmux.keys("Escape")
+    tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold", "release"])
+    for _ in range(2):
+        tmux.keys("C-z")
+        tmux.until(lambda: "Stopped" in tmux.screen)
+        tmux.keys("echo $((6*7))", "Enter")
+        tmux.until(lambda: "42" in tmux.screen.splitlines())
+        tmux.keys("clear; fg", "Enter")
+        tmux.until(lambda: "1 Fleet" in tmux.screen and "F9" in tmux.screen.splitlines()[-1])
+    tmux.keys("q")
+    tmux.until(lambda: "the run goes on" in tmux.screen)
 
 
 def test_q_leaves_the_terminal_clean(story_at: Callable[..., Tmux]) -> None:
