@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
 from uvcc_console.plan.plan import JUDGED, LATER, RESUMABLE
@@ -178,7 +179,9 @@ class StageRunner:
         now = self.clock()
         until = min(now + self.wait_s, max(now, self.end)) if waits else 0.0
         kept = time.strftime("%H:%M", time.localtime(until))
-        said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""
+        pods = any(p.state not in pod_states.ABSENT for p in self.bus.snapshot.pods.values())
+        what_waits = "pods kept" if pods else "there is no pod; this waits"
+        said = f"; {what_waits} until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""
         status, what = ("waiting", error.what) if halted else ("failed", str(error))
         while not self.decisions.empty():
             self.decisions.get_nowait()  # of two who decided at once the second

@@ -52,7 +52,7 @@ async def test_it_goes_on_as_often_as_it_may_and_then_waits(bus: Bus, tmp_path: 
     assert await made.run() == ("ok", "")
     assert script.entered == [("full", False), ("full", True), ("full", True), ("full", True)]
     first, second, third = told(tmp_path)
-    assert "; goes on by itself in 0 s (1 of 2); pods kept until" in first.detail
+    assert "; goes on by itself in 0 s (1 of 2); there is no pod; this waits until" in first.detail
     assert "(2 of 2)" in second.detail
     assert "by itself" not in third.detail
     words = [f"it goes on by itself from the last common checkpoint ({n} of 2)" for n in (1, 2)]

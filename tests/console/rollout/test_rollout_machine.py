@@ -143,6 +143,16 @@ async def test_a_halt_before_there_are_workers_keeps_the_next_stage_from_beginni
     assert script.entered == [("drill", False), ("full", False)]  # answered once, and begun as if nothing had been
 
 
+async def test_who_waits_for_a_decision_says_whether_pods_cost_meanwhile(bus: Bus, tmp_path: Path) -> None:
+    for mode in ("hold", "halt"):
+        bus.commit(ev.HaltRequested(nonce="n1", mode=mode, by="op", drill=False, reason=""))
+    for state, words in (("planned", "there is no pod; this waits until"), ("ready", "pods kept until")):
+        bus.commit(ev.PodChanged(pod="p0r0", party=0, replica=0, provider="prime", state=state, price_hr=2.0))
+        await stages(bus, Script(drill=["held"]), wait_s=0.01, begun=False).run()
+        found = [e for _, e in iter_events(tmp_path / "journal.sqlite") if isinstance(e, ev.StageChanged) and e.until]
+        assert words in found[-1].detail
+
+
 async def test_a_drill_that_a_halt_kept_from_beginning_can_be_skipped(bus: Bus) -> None:
     bus.commit(ev.HaltRequested(nonce="n1", mode="halt", by="op", drill=False, reason=""))
     bus.commit(ev.HaltDone(nonce="n1", mode="halt", drill=False, verified=0, total=0, step=-1, seconds=3.0))
@@ -336,7 +346,7 @@ async def test_a_failed_judgement_keeps_the_pods_for_a_decision_and_can_be_repea
     await acting
     waited = [e for _, e in iter_events(tmp_path / "journal.sqlite") if isinstance(e, ev.StageChanged) and e.until]
     assert [(e.name, e.until) for e in waited] == [("verify-full", 100.0), ("verify-full", 100.0), ("collect", 100.0)]
-    assert all("pods kept until" in e.detail and "uvcc teardown" in e.detail for e in waited)
+    assert all("there is no pod; this waits until" in e.detail and "uvcc teardown" in e.detail for e in waited)
 
 
 async def test_nobody_waits_beyond_the_runs_end_of_life(bus: Bus) -> None:

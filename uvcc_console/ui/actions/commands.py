@@ -266,7 +266,8 @@ class Commands(ViewActions, LogActions):
             lines.append(
                 f"At step {s.step} of {s.steps_planned} and not halted: steps since the last checkpoint are lost."
             )
-        lines.append(f"This deletes {counted(len(pods), 'pod')} of {s.run}:")
+        ends = f"This ends {s.run}, which has no pod."
+        lines.append(f"This deletes {counted(len(pods), 'pod')} of {s.run}:" if pods else ends)
         lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
         if len(pods) > 12:
             lines.append(f"  and {len(pods) - 12} more")

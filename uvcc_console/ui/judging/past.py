@@ -10,7 +10,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.drawing.paint import clean
 from uvcc_console.ui.judging.view import View
 
-_KEPT: Final = re.compile(r"; pods kept until .*$", re.DOTALL)
+_KEPT: Final = re.compile(r"; (?:pods kept|there is no pod; this waits) until .*$", re.DOTALL)
 _WORDS: Final = r"\b(?:uvcc|F9|Esc|look|see|retry|raise|replace|restart|goes back)\b"
 _ADVICE: Final = re.compile(rf"\s*\((?=[^()]*{_WORDS})[^()]*\)")
 _PARTS: Final = re.compile(r"(?<=[,;]) ")
