@@ -38,5 +38,8 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     ``table`` [..., dim // 2, 2] broadcasts against x's pairs.
     """
     wide = x.to(table.dtype).reshape(*x.shape[:-1], -1, 2)  # one complex product instead of four real ones
+    if any(step % 2 for step in (*wide.stride()[:-1], wide.storage_offset())):
+        # part of rows of an odd width, in which no pair lies as a complex number would
+        wide = wide.clone(memory_format=torch.contiguous_format)
     turned = torch.view_as_complex(wide) * torch.view_as_complex(table)
     return torch.view_as_real(turned).flatten(-2).to(x.dtype)

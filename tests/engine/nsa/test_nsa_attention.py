@@ -28,6 +28,15 @@ def test_masked_path_equals_the_oracle(nsa: NSAConfig, s: int) -> None:
         torch.testing.assert_close(layer(x)[0], oracle_of(layer, x, None), rtol=1e-9, atol=1e-9)
 
 
+def test_a_layer_whose_projection_has_an_odd_width_equals_the_oracle() -> None:
+    """Pairs of its rows do not lie as complex numbers would. A width of 400 has 25 hidden units in its gate."""
+    layer = small_layer(SMALL, n_kv_groups=1, d_v=5)
+    assert layer.project_in.out_features % 2
+    x = torch.randn(2, 33, 24, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x)[0], oracle_of(layer, x, None), rtol=1e-9, atol=1e-9)
+
+
 def test_packed_documents_equal_the_oracle_and_do_not_see_each_other() -> None:
     layer = small_layer(SMALL)
     starts = blocks.doc_starts(docs(37, 5, 40))
