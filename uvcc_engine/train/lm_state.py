@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.exported import write_tensors
 from uvcc_engine.train.lm_optimizers import MOMENTS, STEP, Optimizers
 from uvcc_engine.train.text.data import Cursor, for_another_world
+
+SAME_MODEL: Final = "resume with the model's settings as it was saved with: leave out those that you changed"
 
 
 def tensors_of(model: nn.Module, optimizer: Optimizers) -> dict[str, Tensor]:
@@ -54,12 +56,11 @@ def load_tensors(model: nn.Module, optimizer: Optimizers, found: dict[str, Tenso
     wanted = {f"model.{n}": p for n, p in model.named_parameters()}
     weights = {n: t for n, t in found.items() if n.startswith("model.")}
     for name in sorted(wanted.keys() ^ weights.keys()):
-        raise VerificationError("checkpoint", f"{name} is only on one side", "resume with the config it was saved with")
+        raise VerificationError("checkpoint", f"{name} is only on one side", SAME_MODEL)
     for name, p in wanted.items():
         if weights[name].shape != p.shape:
-            raise VerificationError(
-                "checkpoint", f"{name} is {tuple(weights[name].shape)}, the model's {tuple(p.shape)}"
-            )
+            shapes = f"{tuple(weights[name].shape)}, the model's {tuple(p.shape)}"
+            raise VerificationError("checkpoint", f"{name} is {shapes}", SAME_MODEL)
         p.copy_(like(weights[name], p))
         moments = {k: found[f"optim.{name[6:]}.{k}"] for k in MOMENTS if f"optim.{name[6:]}.{k}" in found}
         if moments:
@@ -110,7 +111,8 @@ def save(
 ) -> tuple[str, str]:
     """Write ``step-N`` together; returns (manifest sha256, sha256 of the tensors). ``step`` = optimizer steps done.
 
-    Raises UvccError on the rank that cannot write; the others then see a collective fail.
+    Raises UvccError on the rank that cannot write; the others then see a collective fail. Nothing is left of it then:
+    each further try would take its part of a full disk.
     """
     token = str(group.gather(uuid.uuid4().hex[:12])[0])
     mine = sharers(root, group)
@@ -122,12 +124,17 @@ def save(
     rng = {"torch": bytes(torch.get_rng_state().tolist()).hex()}
     coord = f"p0r{group.rank}s0t0"
     state = ck.RankState(rank=group.rank, coord=coord, cursors={"data": cursor}, rng=rng)
-    ck.write_rank(root, step, token, state, contents)
-    group.barrier()
-    if leads:
-        topology = {"replicas": group.replicas, "stages": 1, "tensor": group.tensor, "context": group.context}
-        ck.commit(root, run=run, step=step, token=token, ranks=mine, topology=topology)
-        ck.prune(root, keep)
+    try:
+        ck.write_rank(root, step, token, state, contents)
+        group.barrier()
+        if leads:
+            topology = {"replicas": group.replicas, "stages": 1, "tensor": group.tensor, "context": group.context}
+            ck.commit(root, run=run, step=step, token=token, ranks=mine, topology=topology)
+            ck.prune(root, keep)
+    except BaseException:
+        if leads:  # the others will find that a collective failed
+            ck.drop(root, step, token)
+        raise
     group.barrier()
     manifest = ck.read_manifest(ck.step_dir(root, step))
     return manifest.sha256, str(manifest.rank(mine[0]).files[ck.rank_file(mine[0])]["sha256"])

@@ -123,6 +123,7 @@ class LmTrainer:
     def resume_from(self, manifest: CheckpointManifest) -> None:
         """Continue a verified checkpoint instead of starting fresh."""
         self.steps_done, self._cursor = lm_state.restore(manifest, self.group, self.model, self.optimizer)
+        self.telemetry.go_on(self.steps_done)
 
     def run(self) -> LoopOutcome:
         """Train to the end or to a halt. Raises NotFiniteError (all ranks together) and what the data source raises.

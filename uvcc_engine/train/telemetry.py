@@ -67,6 +67,11 @@ class RankTelemetry:
         """Begin a new window: after a hold, an evaluation or a checkpoint, which are no training time."""
         self.window = Window(self._clock())
 
+    def go_on(self, step: int) -> None:
+        """Training goes on after ``step``: what the curves have of later steps comes again."""
+        if self._curves:
+            self._curves.restart(step)
+
     def gates_of(self, gates: list[Tensor]) -> None:
         """Take the step's gates of all layers into the next log line."""
         began = self._clock()

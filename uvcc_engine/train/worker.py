@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -47,6 +47,8 @@ from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import Tokenizer, tokenizer_of
 from uvcc_engine.train.watchdog import Watchdog
 
+SAME_PRESS_S: Final = 3.0
+
 
 def train(
     cfg: lm_config.LMConfig,
@@ -77,17 +79,24 @@ def train(
     manifest = lm_state.common(group, root, run, start)
     resume_step = manifest.step if manifest else None
     aside = _set_aside(group, root, start) if start >= 0 else ""
+    if group.rank == lm_state.sharers(root, group)[0]:
+        ck.drop_unfinished(root)
     where = coord or f"p0r{group.rank}s0t0"
     leads = group.lead if lead is None else lead
     again = repeated.recorded(directory, group, cfg, resume_step, aside, leads=leads)
     with RunWriter.open(directory, run, group.rank, where, lead=leads, resume_step=resume_step) as writer:
         writer.told = Narrator().tell
         writer.told("worker_start", "info", {"coord": where, "run": run, "pid": os.getpid(), "world": group.world})
-        asked = _signals(directory, group.rank)
-        if leads:
-            facts = _facts(cfg, group, effects or [])
-            writer.describe(facts)
-            write_env(directory, {k: facts[k] for k in ("python", "torch", "cuda", "device", "gpu")})
+        asked = _signals(directory, group.rank, by_hand=progress)
+
+        def describe() -> None:
+            if leads:
+                facts = _facts(cfg, group, effects or [])
+                writer.describe(facts)
+                write_env(directory, {k: facts[k] for k in ("python", "torch", "cuda", "device", "gpu")})
+
+        if manifest is None:  # else once the checkpoint was found to fit: the next resume takes its config from there
+            describe()
         if aside:
             writer.event("checkpoints_set_aside", level="warn", after=start, folder=aside)
 
@@ -95,11 +104,13 @@ def train(
             writer.event("watchdog_dump", level="warn", age_s=round(age, 1), threshold_s=round(threshold, 1), dump=dump)
 
         watchdog = Watchdog(directory, group.rank, on_stall)
-        with Ticker(writer, group.trace.waiting_on), sinks_of(cfg, writer) as sinks:
+        goes_on = resume_step is not None
+        with Ticker(writer, group.trace.waiting_on), sinks_of(cfg, writer, by_hand=not coord, goes_on=goes_on) as sinks:
             watchdog.start()
             try:
                 rows = PrintedRows(cfg.train.steps) if progress and group.lead else None
-                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows, sinks, again)
+                args = (manifest, describe, asked, watchdog, effects or [], rows, sinks, again)
+                return _train(cfg, group, writer, *args)
             finally:
                 watchdog.stop()
                 stop_group(group)
@@ -110,6 +121,7 @@ def _train(
     group: RankGroup,
     writer: RunWriter,
     manifest: ck.CheckpointManifest | None,
+    describe: Callable[[], None],
     asked: list[int],
     watchdog: Watchdog,
     effects: Sequence[lm_env.Effect],
@@ -132,7 +144,11 @@ def _train(
             retries=cfg.data.retries,
         )
 
-    step = manifest.step if manifest else 0
+    began, trainer = manifest.step if manifest else 0, None
+
+    def reached() -> int:
+        return max(trainer.steps_done, began) if trainer is not None else began
+
     try:
         tokenizer = tokenizer_of(cfg.data, cfg.model.vocab)
         trainer = LmTrainer(
@@ -150,6 +166,7 @@ def _train(
         )
         if manifest:
             trainer.resume_from(manifest)
+            describe()
             writer.event("resumed", step=manifest.step, checkpoint=manifest.sha256)
         elif cfg.train.init:
             taken = exported.start_from(trainer.model, Path(cfg.train.init).expanduser())
@@ -157,17 +174,16 @@ def _train(
         writer.event("party_start", step=trainer.steps_done, world=group.world)
         writer.heartbeat(trainer.steps_done, "start", "boot")
         outcome = trainer.run()
-        step = outcome.step
     except UvccError as error:
         writer.event("run_failed", level="error", error=error.what, hint=error.hint)
-        writer.exit("failed", step=step, error=error)
+        writer.exit("failed", step=reached(), error=error)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
         named = name_failure(error, group)
         writer.event("peer_lost" if isinstance(named, PeerLostError) else "run_failed", level="error", error=named.what)
-        writer.exit("failed", step=step, error=named)
+        writer.exit("failed", step=reached(), error=named)
         return named.exit_code
     if outcome.status == "done":
         writer.result(outcome.tensors_sha256, {"loss": outcome.loss} if math.isfinite(outcome.loss) else {})
@@ -225,10 +241,26 @@ def _prove(writer: RunWriter, values: dict[str, str]) -> None:
         writer.event("environment_proven", values=values)
 
 
-def _signals(directory: Path, rank: int) -> list[int]:
-    """SIGTERM asks for a halt; SIGUSR1 dumps every thread's stack. Returns the list that a request appends to."""
+def _signals(directory: Path, rank: int, *, by_hand: bool = False) -> list[int]:
+    """SIGTERM and, ``by_hand``, ctrl-c ask for a halt; SIGUSR1 dumps every thread's stack. Returns the list that a
+    request appends to.
+
+    Under torchrun one ctrl-c arrives twice, from the terminal and handed on; a later one ends the rank at once.
+    """
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    pressed: list[float] = []
+
+    def interrupted(number: int, frame: object) -> None:
+        pressed.append(time.monotonic())
+        if pressed[-1] - pressed[0] > SAME_PRESS_S:
+            raise KeyboardInterrupt
+        if len(pressed) == 1 and rank == 0:  # not print, which the signal may have come in the middle of
+            os.write(sys.stderr.fileno(), b"halts behind this step, with a checkpoint; ctrl-c again leaves at once\n")
+        asked.append(number)
+
+    if by_hand and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupted)
     dump = (directory / f"stackdump_rank{rank}.txt").open("a")
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
     return asked

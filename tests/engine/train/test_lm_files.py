@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for_step
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.train import lm_state
+from uvcc_engine.train import lm_state, worker
 from uvcc_engine.train.distributed import RankGroup, nvidia_driver
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.telemetry import RankTelemetry
@@ -55,6 +57,98 @@ def test_curves_are_records_that_tensorboard_reads(tmp_path: Path) -> None:
     value = b"\x0a\x0atrain/loss" + b"\x15" + struct.pack("<f", 1.5)
     summary = b"\x0a" + bytes([len(value)]) + value
     assert point == b"\x09" + struct.pack("<d", 5.0) + b"\x10\xac\x02" + b"\x2a" + bytes([len(summary)]) + summary
+
+
+def test_points_that_come_again_are_not_doubled_in_tensorboard(tmp_path: Path) -> None:
+    """A training that was killed at step 7 goes on from step 5, on a machine whose clock was set back meanwhile."""
+    for now, steps in ((900.0, range(1, 8)), (20.0, range(6, 9))):
+        curves = ScalarFile(tmp_path, clock=lambda now=now: now)  # type: ignore[misc]
+        if steps[0] > 1:
+            curves.restart(steps[0] - 1)
+        for step in steps:
+            curves.add(step, {"train/loss": now + step})
+        curves.close()
+    files = sorted(tmp_path.iterdir())
+    assert [path.name.split(".")[3] for path in files] == ["900", "901"]
+    assert list(_records(files[1]))[1].endswith(b"\x10\x06\x3a\x02\x08\x01")  # step 6, SessionLog{START}
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    seen = accumulator.EventAccumulator(str(tmp_path))
+    seen.Reload()
+    assert [(s.step, s.value) for s in seen.Scalars("train/loss")] == [
+        *((step, 900.0 + step) for step in range(1, 6)),
+        *((step, 20.0 + step) for step in range(6, 9)),
+    ]
+
+
+def test_a_resumed_training_says_in_its_curves_where_it_goes_on(tmp_path: Path) -> None:
+    run_here(small(steps=6), tmp_path, halt_at=4)
+    run_here(small(steps=6), tmp_path, resume=True)
+    restarts = [r for path in (tmp_path / "tb").iterdir() for r in _records(path) if b"\x3a\x02\x08\x01" in r]
+    assert [r[9:11] for r in restarts] == [b"\x10\x05"]
+
+
+def test_a_disk_that_is_full_leaves_no_remains_and_the_step_that_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further try would take its part of the disk; what a killed process left half written goes at the next."""
+    write = lm_state.write_tensors
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert train(small(steps=2), tmp_path, "lm") == 0
+    killed = tmp_path / "checkpoints" / "step-4.tmp-0123456789ab"
+    killed.mkdir()
+    monkeypatch.setattr(lm_state, "write_tensors", full)
+    assert train(small(steps=9, save_every=4), tmp_path, "lm") == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
+    end = json.loads((tmp_path / "exit.json").read_text())
+    assert (end["status"], end["step"]) == ("failed", 4)
+    assert "No space left" in end["error"]
+    monkeypatch.setattr(lm_state, "write_tensors", write)
+
+
+def test_a_resume_with_another_model_loses_nothing_of_what_the_run_was_made_with(tmp_path: Path) -> None:
+    """The next resume takes the config from ``run.json``: a slip in one must not stand there."""
+    assert train(small(steps=2), tmp_path, "lm") == 0
+    recorded = (tmp_path / "run.json").read_bytes()
+    wrong = small(steps=4)
+    assert train(replace(wrong, model=replace(wrong.model, dim=64)), tmp_path, "lm") == 1
+    assert train(replace(wrong, model=replace(wrong.model, n_layers=2)), tmp_path, "lm") == 1
+    assert (tmp_path / "run.json").read_bytes() == recorded
+    end = json.loads((tmp_path / "exit.json").read_text())
+    assert (end["step"], end["hint"]) == (2, lm_state.SAME_MODEL)
+    assert train(wrong, tmp_path, "lm") == 0
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["train"]["steps"] == 4
+
+
+def test_one_ctrl_c_halts_a_training_by_hand_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun it arrives twice. A later one leaves at once."""
+    now = [100.0]
+    log, before = RankTelemetry.log, signal.getsignal(signal.SIGINT)
+
+    def pressed(self: RankTelemetry, step: int, *args: Any) -> dict[str, Any]:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        if step == 2 and (tmp_path / "twice").exists():
+            now[0] += worker.SAME_PRESS_S + 1
+            os.kill(os.getpid(), signal.SIGINT)
+        return log(self, step, *args)
+
+    monkeypatch.setattr(RankTelemetry, "log", pressed)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    try:
+        assert train(small(steps=400), tmp_path / "once", "lm", progress=True) == 0
+        end = json.loads((tmp_path / "once" / "exit.json").read_text())
+        assert (end["status"], end["step"]) == ("halted", 3)
+        assert ck.verify(ck.step_dir(tmp_path / "once" / "checkpoints", 3)).sha256 == end["checkpoint"]
+        (tmp_path / "twice").mkdir()
+        with pytest.raises(KeyboardInterrupt):
+            train(small(steps=400), tmp_path / "twice", "lm", progress=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_leaves_curves_metrics_and_what_each_heartbeat_says(tmp_path: Path) -> None:

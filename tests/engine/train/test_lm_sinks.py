@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lm_kit import small
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import worker
-from uvcc_engine.train.sinks import mlflow_sink, sink_registry
-from uvcc_engine.train.sinks.sink_feed import PATIENCE_S, Sinks
+from uvcc_engine.train.sinks import mlflow_sink, sink_feed, sink_registry
+from uvcc_engine.train.sinks.__main__ import serve
+from uvcc_engine.train.sinks.sink_feed import PATIENCE_S, TRAINING, Sinks, sinks_of
 
 Told = list[tuple[str, str, int]]
 
@@ -38,7 +42,10 @@ def test_a_sink_is_told_the_run_its_figures_and_its_end(tmp_path: Path) -> None:
     feed.close()
     lines = [json.loads(x) for x in (tmp_path / "got").read_text().splitlines()]
     assert lines == [
-        {"run": "r", "project": "p", "folder": str(tmp_path), "config": {"train.lr": 0.1}},
+        {
+            **{"run": "r", "project": "p", "folder": str(tmp_path), "config": {"train.lr": 0.1}},
+            **{"training": "", "goes_on": False},
+        },
         {"step": 1, "values": {"train/loss": 2.5}},
         {"step": 2, "values": {"train/loss": 2.0}},
         {"status": "done"},
@@ -95,7 +102,7 @@ def test_a_sink_that_reads_no_more_and_stays_is_killed(tmp_path: Path, monkeypat
     told: Told = []
     monkeypatch.setitem(PATIENCE_S, "failed", 0.5)
     closed = tmp_path / "closed"
-    feed = sinks(tmp_path, f"import os, time\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)", told)
+    feed = sinks(tmp_path, f"import os, sys, time\nsys.stdin.readline()\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)", told)
     end = time.monotonic() + 120
     while not closed.exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -113,6 +120,108 @@ def test_a_killed_sink_s_last_words_are_told(tmp_path: Path, monkeypatch: pytest
         time.sleep(0.05)
     feed.close()
     assert told == [("x", "it did not end in time and was killed: no route to the server", 0)]
+
+
+def test_steps_that_are_repeated_are_told_once_unless_they_came_out_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that was killed at step 4 goes on from step 2: step 3 comes out as before, step 4 does not."""
+    told: list[tuple[int, float]] = []
+
+    class Kept:
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            if values["train/loss"] == 9.0:
+                raise OSError("the service says no")
+            told.append((step, values["train/loss"]))
+
+        def close(self, status: str) -> None: ...
+
+    monkeypatch.setattr(sink_registry, "opener", lambda name: lambda opening: Kept())
+    about = {"run": "r", "project": "p", "folder": str(tmp_path), "config": {}, "training": "r-1", "goes_on": True}
+
+    def lines(*rows: tuple[int, float]) -> io.StringIO:
+        each = [{"step": step, "values": {"train/loss": loss, "train/toks_per_s": time.time()}} for step, loss in rows]
+        return io.StringIO("\n".join(map(json.dumps, [about, *each])))
+
+    serve("x", lines((1, 2.5), (2, 2.4), (3, 2.3), (4, 2.2)))
+    with (tmp_path / "sink_x.steps").open("a") as torn:
+        torn.write("train/loss 5 2.")
+    serve("x", lines((3, 2.3), (4, 1.2), (5, 2.0)))
+    serve("x", lines((4, 1.2)))
+    with pytest.raises(OSError, match="says no"):
+        serve("x", lines((6, 9.0)))
+    serve("x", lines((6, 1.9)))
+    assert told == [(1, 2.5), (2, 2.4), (3, 2.3), (4, 2.2), (4, 1.2), (5, 2.0), (6, 1.9)]
+
+
+def test_a_training_by_hand_has_a_name_that_no_other_folder_of_its_name_has(tmp_path: Path) -> None:
+    """So a service does not take it for a continuation of another one; a rollout's run id stands for no other run."""
+    names = []
+    for folder in ("a", "b", "a"):
+        with RunWriter.open(tmp_path / folder / "manual", "manual") as writer:
+            opened = []
+
+            def sinks(
+                names: list[str], opening: sink_registry.SinkOpening, *_: object, to: list[str] = opened
+            ) -> Sinks:
+                to.append(opening.training)
+                return Sinks([], opening, lambda *said: None)
+
+            for by_hand in (True, False):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(sink_feed, "Sinks", sinks)
+                    with sinks_of(small(sinks="mlflow"), writer, by_hand=by_hand, goes_on=False):
+                        pass
+            assert opened[1] == "manual"
+            names.append(opened[0])
+    assert names[0] == names[2] != names[1]
+    assert all(name.startswith("manual-") for name in names)
+
+
+class Tracked:
+    """An MLflow server with the runs that were made at it."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, str]] = []
+        self.described = 0
+
+    def get_experiment_by_name(self, name: str) -> object:
+        return SimpleNamespace(experiment_id="7")
+
+    def search_runs(self, experiments: list[str], wanted: str, max_results: int) -> list[object]:
+        return [
+            _run(at) for at, tags in enumerate(self.made) if wanted in [f"tags.`{k}` = '{v}'" for k, v in tags.items()]
+        ]
+
+    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> object:
+        self.made.append(tags)
+        return _run(len(self.made) - 1)
+
+    def log_batch(self, run_id: str, params: Sequence[object]) -> None:
+        self.described += 1
+
+    def update_run(self, run_id: str, status: str) -> None: ...
+
+
+def _run(at: int) -> object:
+    return SimpleNamespace(info=SimpleNamespace(run_id=f"id{at}"))
+
+
+def test_a_training_goes_on_in_its_run_on_a_machine_that_has_no_note_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    server = Tracked()
+
+    def run_of(folder: str, training: str, goes_on: bool) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        opening = sink_registry.SinkOpening("m", "p", tmp_path / folder, {}, training, goes_on)
+        return mlflow_sink.run_of(server, opening)
+
+    assert run_of("pod", "m.full", goes_on=False) == "id0"
+    assert run_of("pod", "m.full", goes_on=True) == "id0"
+    assert run_of("replaced", "m.full", goes_on=True) == "id0"
+    assert run_of("other", "other.full", goes_on=True) == "id1"
+    assert run_of("anew", "m.full", goes_on=False) == "id2"
+    assert server.described == 3
 
 
 class Away:
@@ -221,7 +330,7 @@ def test_the_real_libraries_hold_what_the_training_said(tmp_path: Path, monkeypa
     assert found["mlflow"]["params"]["train.lr"] == "0.01"
     assert found["mlflow"]["experiment"] == "tries"
     assert found["mlflow"]["status"] == "FINISHED"
-    assert found["wandb"]["runs"] == [["run", "tries"]] * 2
+    assert found["wandb"]["runs"] == [[(out / TRAINING).read_text(), "tries"]] * 2
 
 
 READ = """

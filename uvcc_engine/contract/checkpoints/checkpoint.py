@@ -56,6 +56,8 @@ __all__ = [
     "checked_file",
     "checked_name",
     "commit",
+    "drop",
+    "drop_unfinished",
     "is_settled",
     "latest_verified",
     "parts_are_there",
@@ -109,7 +111,7 @@ def save(
         write_rank(root, step, token, state, contents)
         return commit(root, run=run, step=step, token=token, ranks=[rank], topology=topology)
     except BaseException:
-        shutil.rmtree(_temporary(root, step, token), ignore_errors=True)
+        drop(root, step, token)
         raise
 
 
@@ -154,6 +156,18 @@ def commit(
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)
     return read_manifest(final)
+
+
+def drop(root: Path, step: int, token: str) -> None:
+    """Delete what was written under ``token`` and will not be committed: it may be what fills the disk."""
+    shutil.rmtree(_temporary(root, step, token), ignore_errors=True)
+
+
+def drop_unfinished(root: Path) -> None:
+    """Delete what killed processes left half written. No process may be writing into this directory."""
+    for entry in root.iterdir() if root.is_dir() else ():
+        if re.fullmatch(r"step-\d+\.tmp-.*", entry.name) and not (entry / MANIFEST).exists():
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def parts_are_there(root: Path, step: int, token: str, ranks: Iterable[int]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from uvcc_engine.train.sinks import sink_registry
+from uvcc_engine.train.sinks.told_steps import ToldSteps
 
 FAILED = "failed"
 
@@ -20,15 +21,21 @@ FAILED = "failed"
 def serve(name: str, lines: TextIO) -> None:
     """Hand every line to the sink until the end. Raises whatever the sink raises."""
     first = json.loads(lines.readline())
-    opening = sink_registry.SinkOpening(first["run"], first["project"], Path(first["folder"]), first["config"])
+    folder = Path(first["folder"])
+    about = (first["config"], first["training"], first["goes_on"])
+    opening = sink_registry.SinkOpening(first["run"], first["project"], folder, *about)
+    told = ToldSteps(folder / f"sink_{name}.steps")
     sink = sink_registry.opener(name)(opening)
     status = FAILED  # unless the training says otherwise before it goes
     for line in lines:
-        told = json.loads(line)
-        if "status" in told:
-            status = told["status"]
+        row = json.loads(line)
+        if "status" in row:
+            status = row["status"]
             break
-        sink.log(told["step"], told["values"])
+        step, values = row["step"], row["values"]
+        if not told.knows(step, values):
+            sink.log(step, values)
+            told.note(step, values)
     sink.close(status)
 
 

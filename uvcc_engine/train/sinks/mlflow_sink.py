@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
 
 RUN_ID: Final = "mlflow_run.txt"
+TAG: Final = "uvcc.training"
 PATIENCE_S: Final = 600.0
 OPENING_S: Final = 60.0
 AGAIN_S: Final = 5.0
@@ -79,7 +80,8 @@ def _unanswered(error: Exception) -> bool:
 
 
 def open_sink(opening: SinkOpening) -> Sink:
-    """A run in the experiment ``project``; the one that an earlier start of the same training noted, where it did."""
+    """A run in the experiment ``project``: the one that an earlier start of the same training noted or, where it was on
+    another machine, tagged."""
     own = "MLFLOW_TRACKING_URI" not in os.environ
     if own:  # read when the library is imported; files are the store that needs no database
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -88,10 +90,11 @@ def open_sink(opening: SinkOpening) -> Sink:
     from mlflow import MlflowClient
 
     client = MlflowClient((opening.folder / "mlruns").resolve().as_uri() if own else None)
-    return MlflowSink(client, patiently(lambda: _run_of(client, opening), OPENING_S))
+    return MlflowSink(client, patiently(lambda: run_of(client, opening), OPENING_S))
 
 
-def _run_of(client: Any, opening: SinkOpening) -> str:
+def run_of(client: Any, opening: SinkOpening) -> str:
+    """The id of the training's run at the server, which is made where there is none."""
     from mlflow.entities import Param
 
     noted = opening.folder / RUN_ID
@@ -101,8 +104,15 @@ def _run_of(client: Any, opening: SinkOpening) -> str:
         return run_id
     found = client.get_experiment_by_name(opening.project)
     experiment = found.experiment_id if found else client.create_experiment(opening.project)
-    run_id = str(client.create_run(experiment, run_name=opening.run).info.run_id)
-    client.log_batch(run_id, params=[Param(key, str(value)) for key, value in opening.config.items()])
+    training = opening.training or opening.run
+    wanted = f"tags.`{TAG}` = '{training}'"
+    known = client.search_runs([experiment], wanted, max_results=1) if opening.goes_on and found else []
+    if known:
+        run_id = str(known[0].info.run_id)
+        client.update_run(run_id, status="RUNNING")
+    else:
+        run_id = str(client.create_run(experiment, run_name=opening.run, tags={TAG: training}).info.run_id)
+        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in opening.config.items()])
     _note(noted, run_id)
     return run_id
 

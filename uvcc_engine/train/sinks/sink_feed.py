@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.run_files import files
@@ -26,6 +28,7 @@ from uvcc_engine.train.sinks.sink_registry import SinkOpening
 
 PATIENCE_S: Final = {"done": 30.0, "halted": 10.0, "failed": 10.0}
 """So long all sinks together may take to send their last figures once the training has ended, by how it ended."""
+TRAINING: Final = "sinks_training.txt"
 _TAIL: Final = 4096
 
 
@@ -36,7 +39,8 @@ class SinkProcess:
         self.name, self.dropped, self.error = name, 0, ""
         self._log = opening.folder / files.sink_log(name)
         self._rest = b""
-        first = {"run": opening.run, "project": opening.project, "folder": os.fspath(opening.folder)}
+        first: dict[str, Any] = {"run": opening.run, "project": opening.project, "folder": os.fspath(opening.folder)}
+        first |= {"training": opening.training, "goes_on": opening.goes_on}
         head = _line({**first, "config": dict(opening.config)})
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         with self._log.open("ab") as out:
@@ -159,14 +163,15 @@ class Sinks:
 
 
 @contextmanager
-def sinks_of(cfg: LMConfig, writer: RunWriter) -> Iterator[Sinks]:
+def sinks_of(cfg: LMConfig, writer: RunWriter, *, by_hand: bool, goes_on: bool) -> Iterator[Sinks]:
     """The sinks that ``train.sinks`` names, fed by the rank that writes the tables; an event tells of one that fails.
 
-    They are ended last: nobody waits for them who waits for the training.
+    They are ended last: nobody waits for them who waits for the training. ``by_hand``: no rollout named the run.
     """
     names = sink_registry.names_in(cfg.train.sinks) if writer.lead else []
-    config = flat(to_mapping(cfg))
-    opening = sink_registry.SinkOpening(writer.run, cfg.train.project, writer.directory.resolve(), config)
+    config, folder = flat(to_mapping(cfg)), writer.directory.resolve()
+    training = _training(folder, writer.run, goes_on) if names and by_hand else writer.run
+    opening = SinkOpening(writer.run, cfg.train.project, folder, config, training, goes_on)
 
     def tell(name: str, error: str, dropped: int) -> None:
         writer.event("sink_failed", level="warn", sink=name, error=error, dropped=dropped)
@@ -176,6 +181,18 @@ def sinks_of(cfg: LMConfig, writer: RunWriter) -> Iterator[Sinks]:
         yield sinks
     finally:
         sinks.close()
+
+
+def _training(folder: Path, run: str, goes_on: bool) -> str:
+    """What names a training that was started by hand: its run id is that of every folder of this name."""
+    noted = folder / TRAINING
+    if noted.is_file():
+        return files.checked_run_id(noted.read_text(errors="replace").strip())
+    if goes_on:  # it began before such a name was noted, or in another folder
+        return run
+    made = f"{run[:100]}-{secrets.token_hex(4)}"
+    files.write_atomic(noted, made.encode())
+    return made
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -19,12 +19,18 @@ from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 @dataclass(frozen=True, slots=True)
 class SinkOpening:
-    """What a sink is told first. ``folder``: the run directory; ``config``: flat, by dotted keys."""
+    """What a sink is told first. ``folder``: the run directory; ``config``: flat, by dotted keys.
+
+    ``training``: the name of this training at the service, which no other has; ``run`` may be that of many folders.
+    ``goes_on``: from a checkpoint, perhaps in another folder than it began in.
+    """
 
     run: str
     project: str
     folder: Path
     config: Mapping[str, Any]
+    training: str = ""
+    goes_on: bool = False
 
 
 class Sink(Protocol):

@@ -25,13 +25,13 @@ class _WandbSink:
 
 
 def open_sink(opening: SinkOpening) -> Sink:
-    """A run under the id of ours, so that a resumed training goes on in the same one."""
+    """A run under the name of the training, so that one that is resumed goes on in the same run."""
     import wandb
 
     run = wandb.init(
         project=opening.project,
         name=opening.run,
-        id=opening.run,
+        id=opening.training or opening.run,
         resume="allow",
         dir=str(opening.folder),
         config=dict(opening.config),
