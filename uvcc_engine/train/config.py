@@ -193,6 +193,9 @@ class LMConfig:
         _at_least("data.retries", self.data.retries, 0)
         if not 0 <= self.data.val_percent < 100:
             raise ConfigError(f"data.val_percent={self.data.val_percent}", "it must be 0 to 99")
+        if self.train.eval_every and not self.data.val_percent:
+            what = f"data.val_percent=0 holds nothing out to evaluate every {self.train.eval_every} steps"
+            raise ConfigError(what, "train.eval_every: 0, or data.val_percent above 0")
         self.runtime.recomputed(self.model.n_layers)
         if self.model.attention == "nsa" and self.train.seq_len < self.model.nsa.l:
             raise ConfigError(

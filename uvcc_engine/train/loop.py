@@ -133,6 +133,8 @@ class LmTrainer:
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
         self._on_wrapped(self._wrapped)
         self._rehearse()
+        if 0 < self.cfg.train.eval_every <= self.cfg.train.steps:  # found out now, and not after hours
+            self._packer(True, None).batch(1)
         data = self._data()
         try:
             while True:

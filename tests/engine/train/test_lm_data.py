@@ -19,6 +19,7 @@ from lm_kit import SMALL, with_hub
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import worker
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.text.data import Cursor, Packer, Prefetcher, for_another_world, held_out
 from uvcc_engine.train.text.source_probe import main as probe_cli
@@ -195,15 +196,55 @@ def test_a_dataset_without_text_is_named(tmp_path: Path) -> None:
 
 @needs_datasets
 @pytest.mark.usefixtures("hub_cache")
-def test_a_damaged_shard_is_named_after_its_retries(tmp_path: Path) -> None:
+def test_a_damaged_shard_of_this_disk_is_named_and_no_network_blamed(tmp_path: Path) -> None:
     folder = shards(tmp_path / "s", "parquet", (30,))
     reader = Reader(FineWeb(str(folder)), 0, 1, None)
     reader.batch(1)
     (path,) = folder.iterdir()
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(UnreachableError, match="the data source fails"):
+    with pytest.raises(UnreadableError, match=r"a shard of .*/s cannot be read: .*is to be whole"):
         Reader(FineWeb(str(folder)), 0, 1, None).batch(1)
+
+
+@needs_datasets
+@pytest.mark.usefixtures("hub_cache")
+def test_rows_without_a_text_are_left_out_and_keep_their_numbers(tmp_path: Path) -> None:
+    """They were read as the word None, and numbers as their digits."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "s.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", None, "b", None]}), path)
+    stream = FineWeb(str(path)).open(0, 0, 1, {})
+    assert [next(stream) for _ in range(3)] == [(0, "a"), (2, "b"), (ROWS, "a")]
+    assert next(FineWeb(str(path)).open(3, 0, 1, {})) == (ROWS, "a")
+    parquet.write_table(pyarrow.table({"text": [[1, 2], [3]]}), path)
+    with pytest.raises(UnreadableError, match="the column text of the dataset holds list, not text"):
+        next(FineWeb(str(path)).open(0, 0, 1, {}))
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([None] * 4, pyarrow.string())}), path)
+    with pytest.raises(UnreadableError, match="no document in any shard"):
+        next(FineWeb(str(path)).open(0, 0, 1, {}))
+
+
+@pytest.mark.parametrize("value", ["null", "5", '["a"]'])
+def test_a_line_whose_text_is_none_is_named(tmp_path: Path, value: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "hello"}}\n{{"text": {value}}}\n')
+    with pytest.raises(UnreadableError, match="line 2 holds no document"):
+        list(make_source(DataConfig(source="local", path=str(tmp_path / "a.jsonl")), 0).one_pass())
+
+
+def test_a_training_without_held_out_text_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    """It was found out at the first evaluation, which may be after hours."""
+    with pytest.raises(ConfigError, match=r"data\.val_percent=0 holds nothing out to evaluate every 5 steps"):
+        lm_config.from_mapping({"data": {"source": "synthetic", "val_percent": 0}, "train": {"eval_every": 5}})
+    (tmp_path / "a.txt").write_text("one document of one paragraph")
+    data = {"source": "local", "path": str(tmp_path / "a.txt"), "val_percent": 1}
+    cfg = lm_config.from_mapping({**SMALL, "data": data, "train": {**SMALL["train"], "eval_every": 5}})
+    assert worker.train(cfg, tmp_path / "run", "lm") == 2
+    end = json.loads((tmp_path / "run" / "exit.json").read_text())
+    assert (end["step"], end["error"][:20]) == (0, "no held-out document")
+    assert not (tmp_path / "run" / "training.csv").exists()
 
 
 @needs_datasets

@@ -102,7 +102,8 @@ def test_a_sink_that_reads_no_more_and_stays_is_killed(tmp_path: Path, monkeypat
     told: Told = []
     monkeypatch.setitem(PATIENCE_S, "failed", 0.5)
     closed = tmp_path / "closed"
-    feed = sinks(tmp_path, f"import os, sys, time\nsys.stdin.readline()\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)", told)
+    stays = f"sys.stdin.readline()\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)"
+    feed = sinks(tmp_path, f"import os, sys, time\n{stays}", told)
     end = time.monotonic() + 120
     while not closed.exists() and time.monotonic() < end:
         time.sleep(0.01)

@@ -138,7 +138,8 @@ class Packer:
                 skipped = 0
             elif (skipped := skipped + 1) > MAX_SKIPPED:
                 split = "held-out" if self._val else "training"
-                raise UnreadableError(f"no {split} document in {skipped} documents", "change data.val_percent")
+                hint = "another data.val_percent, or text of more documents; in a .txt a blank line ends each"
+                raise UnreadableError(f"no {split} document in {skipped} documents", hint)
         flat = [pending.popleft() for _ in range(rows * self._width)]
         self._cursor.tokens = list(pending)
         tokens = torch.tensor(flat, dtype=torch.int64).view(rows, self._width)

@@ -55,12 +55,19 @@ def _read(file: Path) -> str:
         raise UnreadableError(f"{file} is not UTF-8 text: {e.reason} at byte {e.start}", _TEXTS) from e
 
 
+def _text_of(value: object) -> str:
+    """Raises TypeError for what is no text: a word like ``None`` would be learned in its place."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is no text")
+    return value
+
+
 def _json_lines(file: Path) -> Iterator[str]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    yield str(json_of(line)["text"])
+                    yield _text_of(json_of(line)["text"])
             except (ValueError, KeyError, TypeError) as e:
                 raise UnreadableError(
                     f"{file} line {number} holds no document", 'each line is like {"text": "..."}'
@@ -143,11 +150,11 @@ class FineWeb:
             raise ConfigError(
                 "FineWeb-Edu needs the datasets library", "pip install 'uvcc[train]', or data.source: local"
             ) from e
-        with _failed_reads():
+        with _failed_reads(self.name):
             whole = _on_disk(datasets, Path(self.name).expanduser())
             if whole is None:
                 whole = datasets.load_dataset(self.name, split="train", streaming=True)
-        stream = _Shards(whole, first, rank, world)
+        stream = _Shards(self.name, whole, first, rank, world)
         if facts and facts != stream.facts():
             raise UnreadableError(
                 f"{self.name} has {whole.num_shards} shards now, the checkpoint's had {facts.get('shards')}",
@@ -190,14 +197,19 @@ _BELOW: Final = ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "request
 
 
 @contextmanager
-def _failed_reads() -> Iterator[None]:
+def _failed_reads(name: str) -> Iterator[None]:
     """The datasets library lets errors of what it reads with through; to a reader they are failed reads like any other.
 
-    Which HTTP library that is changes with the hub's client, and none need be installed for any other source.
+    Which HTTP library that is changes with the hub's client, and none need be installed for any other source. What is
+    no shard on this machine's disk will be none at the next try, and no network is to blame: UnreadableError.
     """
     try:
         yield
     except Exception as e:
+        arrow = any(base.__module__.partition(".")[0] == "pyarrow" for base in type(e).__mro__)
+        if arrow and not isinstance(e, OSError) and Path(name).expanduser().exists():
+            hint = "each .parquet is to be whole and to have rows: put it back as it was, or take it out"
+            raise UnreadableError(f"a shard of {name} cannot be read: {e}", hint) from e
         if any(base.__module__.partition(".")[0] in _BELOW for base in type(e).__mro__):
             raise OSError(f"{type(e).__name__}: {e}") from e
         raise
@@ -206,12 +218,12 @@ def _failed_reads() -> Iterator[None]:
 class _Shards:
     """A rank's shards one after the other, pass after pass."""
 
-    def __init__(self, whole: Any, first: int, rank: int, world: int) -> None:
-        self._whole, self._shards = whole, int(whole.num_shards)
+    def __init__(self, name: str, whole: Any, first: int, rank: int, world: int) -> None:
+        self._name, self._whole, self._shards = name, whole, int(whole.num_shards)
         self._documents = self._read(first, rank, world)
 
     def __next__(self) -> tuple[int, str]:
-        with _failed_reads():
+        with _failed_reads(self._name):
             return next(self._documents)
 
     def owner(self, number: int, world: int) -> int:
@@ -226,21 +238,28 @@ class _Shards:
             if world <= self._shards and self.owner(shard * ROWS, world) != rank:
                 continue
             number = begin = max(first, shard * ROWS)
+            found = False
             for text in self._texts(shard % self._shards, begin % ROWS):
-                yield number, text
+                if text is not None:
+                    found = True
+                    yield number, text
                 number += 1
-            empty = empty + 1 if number == begin else 0
+            empty = 0 if found or begin % ROWS else empty + 1
             if empty > self._shards:
                 raise UnreadableError("no document in any shard of this rank", "look at the dataset")
 
-    def _texts(self, shard: int, skip: int) -> Iterator[str]:
+    def _texts(self, shard: int, skip: int) -> Iterator[str | None]:
+        """The shard's rows behind the first ``skip``; None for one without a text."""
         from datasets.distributed import split_dataset_by_node
 
         rows = split_dataset_by_node(self._whole, rank=shard, world_size=self._shards)
         for row in rows.skip(skip) if skip else rows:
             if "text" not in row:
                 raise UnreadableError(f"the dataset has no column text, but {', '.join(row)}", "name another one")
-            yield str(row["text"])
+            if not isinstance(row["text"], str | None):
+                kind = type(row["text"]).__name__
+                raise UnreadableError(f"the column text of the dataset holds {kind}, not text", "name another dataset")
+            yield row["text"]
 
 
 def make_source(cfg: DataConfig, seed: int) -> DocumentSource:
