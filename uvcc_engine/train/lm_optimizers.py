@@ -17,7 +17,8 @@ from uvcc_engine.train.config import TrainConfig
 from uvcc_engine.train.dimensions.sharded import like
 
 STEP: Final = "step"
-MOMENTS: Final = ("exp_avg", "exp_avg_sq", "momentum_buffer", STEP)
+BUFFER: Final = "momentum_buffer"  # Muon's only moment
+MOMENTS: Final = ("exp_avg", "exp_avg_sq", BUFFER, STEP)
 _BETAS: Final = (0.9, 0.95)
 
 
@@ -51,9 +52,13 @@ class Optimizers:
     def remember(self, parameter: nn.Parameter, moments: dict[str, Tensor]) -> None:
         """Put back what ``moments`` gave, whole: on the parameter's device, in its parts where it has parts.
 
-        A counter of steps stays on the CPU, but for the fused kernel of a GPU, which wants it there.
+        A counter of steps stays on the CPU, but for the fused kernel of a GPU, which wants it there. Where another
+        optimizer trained the parameter, its moments mean nothing to this one, which begins without any.
         """
-        held = {k: like(v, parameter) if k != STEP else v for k, v in moments.items()}
+        wanted = ("exp_avg", "exp_avg_sq", STEP) if isinstance(self._of[parameter], torch.optim.AdamW) else (BUFFER,)
+        if not moments.keys() >= set(wanted):
+            return
+        held = {k: like(v, parameter) if k != STEP else v for k, v in moments.items() if k in wanted}
         if STEP in held and parameter.device.type == "cuda":
             held[STEP] = held[STEP].to(parameter.device)
         self._of[parameter].state[parameter] = {k: v.clone() for k, v in held.items()}

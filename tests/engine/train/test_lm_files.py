@@ -18,6 +18,7 @@ import google_crc32c
 import pytest
 import torch
 from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for_step
+from safetensors.torch import load_file
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.train import lm_state, worker
@@ -121,6 +122,17 @@ def test_a_resume_with_another_model_loses_nothing_of_what_the_run_was_made_with
     assert (end["step"], end["hint"]) == (2, lm_state.SAME_MODEL)
     assert train(wrong, tmp_path, "lm") == 0
     assert json.loads((tmp_path / "run.json").read_text())["config"]["train"]["steps"] == 4
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_a_training_goes_on_with_another_optimizer_and_without_the_first_ones_moments(tmp_path: Path) -> None:
+    """AdamW died of a state that had Muon's moment alone; Muon carried AdamW's along in every checkpoint."""
+    assert train(small(steps=2, optimizer="muon"), tmp_path, "lm") == 0
+    assert train(small(steps=4), tmp_path, "lm") == 0
+    assert train(small(steps=6, optimizer="muon"), tmp_path, "lm") == 0
+    names = load_file(ck.step_dir(tmp_path / "checkpoints", 6) / "rank0.safetensors")
+    inside = {name.rpartition(".")[2] for name in names if name.startswith("optim.blocks.0.attention.out.weight.")}
+    assert inside == {"momentum_buffer"}
 
 
 def test_one_ctrl_c_halts_a_training_by_hand_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
