@@ -161,7 +161,7 @@ class PublicEmbedding(PublicLayer):
 
 
 class PublicLayerNorm(PublicLayer):
-    """Layer normalisation with public gain and bias. Forward 31 rounds, backward 8, as with secret ones."""
+    """Layer normalisation with public gain and bias. Forward 19 rounds, backward 8, as with secret ones."""
 
     by_line = True
     _normal: Share | None = None

@@ -57,7 +57,7 @@ class Standardiser:
         self.statistics = [public(rt, torch.zeros(1, features), f=frac_bits) for _ in STATISTIC_TENSORS[by]]
 
     def fit_protocol(self, x: Share) -> MpcProtocol[None]:
-        """Compute them of ``x [rows, features]``; reveals nothing. By deviation it takes 29 rounds, whatever the number
+        """Compute them of ``x [rows, features]``; reveals nothing. By deviation it takes 17 rounds, whatever the number
         of rows, else the rounds of ``order_statistics_protocol`` and 27, and messages in proportion to the rows.
 
         ``|x|`` is at most ``STANDARDISED_LIMIT``, rows are ``STANDARDISED_LEAST`` to ``STANDARDISED_ROWS``; beyond that
