@@ -53,8 +53,8 @@ GPU_BARS: Final[dict[str, tuple[float, float, float]]] = {
     "relu_1e7": (6.0, 251e6, 6),
     "mlp_step": (40.0, 4.4e6, 30),
     "mlp_step_20ms": (1.5, 8.7e6, 20),
-    "gpt_tiny_step": (150.0, 3.4e6, 220),
-    "gpt_step": (6.0, 890e6, 760),
+    "gpt_tiny_step": (150.0, 3.4e6, 180),
+    "gpt_step": (6.0, 890e6, 650),
 }
 ROWS: Final = tuple(BARS)
 
