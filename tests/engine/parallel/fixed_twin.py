@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,15 +62,16 @@ def down(product: Ints, scale: float = 1.0) -> Ints:
 
 
 def inverse_root(x: Ints) -> Ints:
-    """A first guess by powers of two, and three of Newton's steps."""
-    first, last = math.floor(math.log2(LEAST)), math.ceil(math.log2(MOST))
-    guesses = [int(v) for v in ring([2.0 ** -((k + 0.5) / 2) for k in range(first, last)])]
-    y = np.full_like(x, guesses[0])
-    for edge, below, above in zip(range(first + 1, last), guesses, guesses[1:], strict=False):
-        y += (x >= round(2.0 ** (edge + F))) * (above - below)
-    for _ in range(3):
-        y = down((3 * 2**F - down(down(x * y) * y)) * y, 0.5)
-    return y
+    """By the half octave that ``x`` lies in, and a polynomial in what it is off the middle of that."""
+    first, last = 2 * math.floor(math.log2(LEAST)), 2 * math.ceil(math.log2(MOST))
+    near = Chebyshev.interpolate(lambda e: (1 - e) ** -0.5, 3, domain=[1 - 2.0**0.25, 1 - 2.0**-0.25])
+    c0, *upper = near.convert(kind=Polynomial).coef
+    c1, c2, c3 = (round(c * 2**14) for c in upper)
+    at = sum((x >= math.ceil(2.0 ** (k / 2 + F))).astype(np.int64) for k in range(first + 1, last))
+    roots = ring([2.0 ** -((k + 0.5) / 4) for k in range(first, last)])
+    off = 2**F - (x * (roots * roots)[at] >> 2 * F)
+    turned, square = down(roots[at] * off), down(off * off)
+    return (turned * ((c1 << F) + c2 * off + c3 * square) >> F + 14) + np.rint(roots * c0).astype(np.int64)[at]
 
 
 class Norm:

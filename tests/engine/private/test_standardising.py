@@ -31,7 +31,7 @@ from uvcc_engine.sharding.validation import check_statistics, fit_model
 
 torch.set_num_threads(1)
 SCALES = np.array([0.2, 1.0, 15.0, 40.0, 0.0])
-ROUNDS = 29
+ROUNDS = 17
 SHIFTS = np.array([0.0, -3.0, 60.0, -20.0, 5.0])
 
 
