@@ -78,7 +78,7 @@ def test_a_lie_in_any_message_of_a_step_in_instalments_is_found(name: str) -> No
 
         def lie(sent: int, data: torch.Tensor, number: int = number) -> None:
             if sent == number:
-                alter(data, "top", at)
+                alter(data, "one", at)  # the lowest bit counts in every message, also in numbers of few bits
 
         judge(_run(name, 1, liar=liar, stands_by=lie), liar)
 
