@@ -32,6 +32,7 @@ from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import reconstruct
 from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs.statement import sizes_of
 from uvcc_engine.proofs.step_proof import prove_and_open
 from uvcc_engine.simulate.gpt_forecast import GptSize
 
@@ -73,6 +74,18 @@ def test_the_benchmarked_step_is_a_training_step(
     logits.backward(gradient)
     for got, w in zip(found, weights, strict=True):
         assert (got - (w - 0.125 / 16 * w.grad)).abs().max() < error
+
+
+def test_the_proved_step_has_as_many_numbers_as_the_manual_says() -> None:
+    def body(rt: Runtime) -> int:
+        rt.few_rounds, rt.ledger = False, ClaimLedger(everything=True)
+        party_side.works(rt.party)["mlp_step"]().run(rt)
+        found = sizes_of(*rt.ledger.take(), rt.party)
+        return found.elements + sum(terms * count for terms, count in found.equations)
+
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    (numbers,) = set(LocalPlanes().run_three(body))
+    assert f"the MLP step's {round(numbers, -3):,} numbers" in " ".join(page.split())
 
 
 def test_the_step_s_bytes_are_those_that_the_manual_explains() -> None:

@@ -77,9 +77,8 @@ def _proved_unbeaten_protocol(rt: Runtime, signs: BoolShare, rows: int, n: int) 
         found = words.reshape(n * (n - 1) // 2, -1)[place]
         return found ^ lost if component == 0 else found  # the loser's bit is the complement
 
-    return (
-        yield from all_proved_protocol(rt, BoolShare(table(signs.first, rt.party), table(signs.second, rt.next), rows))
-    )
+    wins = BoolShare(table(signs.first, rt.party), table(signs.second, rt.next), rows)
+    return (yield from all_proved_protocol(rt, wins))
 
 
 def _proved_pick_protocol(

@@ -16,7 +16,7 @@ from uvcc_engine.mpc.comparisons.proved_bits import Sides, claimed
 from uvcc_engine.mpc.foundation.bilinear_claims import BITS
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
-from uvcc_engine.mpc.foundation.share import BoolShare, Share
+from uvcc_engine.mpc.foundation.share import BoolShare, Share, placed
 from uvcc_engine.mpc.products.arithmetic import DEALER, add, mul_protocol, scale_int, sub
 from uvcc_engine.transcript.formats import kinds
 
@@ -127,9 +127,4 @@ def _numbers_protocol(rt: Runtime, role: Roles, dealt: DealtBits, out: Share | N
         if w is not None:
             seen = (-w,), mine if prover == rt.party else theirs
         claimed(rt, prover, BITS, 1, shape, *((knows, seen) if is_left else (seen, knows)))
-    found = assemble(role, with_left=s_left, with_right=s_right, online=online, f=0)
-    if out is None:
-        return found
-    out.first.copy_(found.first)
-    out.second.copy_(found.second)
-    return out
+    return placed(assemble(role, with_left=s_left, with_right=s_right, online=online, f=0), out)

@@ -20,7 +20,7 @@ from uvcc_engine.mpc.comparisons.proved_numbers import chosen_proved_protocol, n
 from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slices, dealt_words, in_chunks_protocol
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
-from uvcc_engine.mpc.foundation.share import BoolShare, Share
+from uvcc_engine.mpc.foundation.share import BoolShare, Share, placed
 from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol, sub
 from uvcc_engine.mpc.products.truncation import Opened
 from uvcc_engine.transcript.formats import kinds
@@ -154,7 +154,7 @@ def _proved_value_and_bit_protocol(
     rounds, 97 bytes per element; for few rounds 9, and 8 bytes more, with the bit 24."""
     sign = yield from sign_proved_protocol(rt, x, dealer=dealer)
     found = yield from _proved_choice_protocol(rt, sign, x, dealer, number=len(outs) > 1)
-    return [_placed(one, out) for one, out in zip(found, outs, strict=False)]
+    return [placed(one, out) for one, out in zip(found, outs, strict=False)]
 
 
 def _proved_choice_protocol(
@@ -165,14 +165,6 @@ def _proved_choice_protocol(
         return (yield from chosen_proved_protocol(rt, sign, x, dealer=dealer, number=number))
     bit = yield from numbers_proved_protocol(rt, sign, dealer=dealer)
     return [(yield from mul_protocol(rt, x, bit, dealer=dealer)), bit]
-
-
-def _placed(x: Share, out: Share | None) -> Share:
-    if out is None:
-        return x
-    out.first.copy_(x.first)
-    out.second.copy_(x.second)
-    return out
 
 
 def _shared_out(rt: Runtime, n: int) -> list[slice]:

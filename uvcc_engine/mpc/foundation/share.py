@@ -102,6 +102,15 @@ class BoolShare:
     n: int
 
 
+def placed(x: Share, out: Share | None) -> Share:
+    """``x``, or its components in ``out``, of the same shape, where memory for it was given."""
+    if out is None:
+        return x
+    out.first.copy_(x.first)
+    out.second.copy_(x.second)
+    return out
+
+
 def cat(parts: list[Share], dim: int = 0) -> Share:
     """Concatenate shares of one scale along ``dim``. Raises ConfigError where the scales differ.
 

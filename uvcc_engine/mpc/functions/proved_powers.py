@@ -23,21 +23,18 @@ from uvcc_engine.mpc.comparisons.proved_bits import sign_proved_protocol
 from uvcc_engine.mpc.comparisons.proved_numbers import numbers_proved_protocol
 from uvcc_engine.mpc.foundation.chunking import chunk_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, SUMMED
-from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
-from uvcc_engine.mpc.foundation.share import Share, cat
+from uvcc_engine.mpc.foundation.share import Share, cat, placed
 from uvcc_engine.mpc.products.arithmetic import (
     DEALER,
-    LocalPart,
     add_public,
     add_ring,
-    additive_product,
     bilinear,
+    form_protocol,
     mul_protocol,
     scale_int,
     sub,
 )
-from uvcc_engine.mpc.products.proved_truncation import truncate_proved_protocol
 from uvcc_engine.mpc.products.truncation import MAX_SHIFT
 
 EXP_RANGE: Final = 16
@@ -63,11 +60,7 @@ def exp_by_products_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> 
         part = flat.index(place)
         both: MpcProtocol[list[Share]] = par(_series_protocol(rt, part, dealer), _inside_protocol(rt, part, dealer))
         power, inside = yield from both
-        found = yield from mul_protocol(rt, power, inside, dealer=dealer)
-        if (out := outs[0]) is not None:
-            out.first.copy_(found.first)
-            out.second.copy_(found.second)
-        return [found]
+        return [placed((yield from mul_protocol(rt, power, inside, dealer=dealer)), outs[0])]
 
     (power,) = yield from in_chunks_protocol(chunk_slices(flat.n), flat.shape, [x.f], build, dealer, rt.device)
     return power.reshape(*x.shape)
@@ -80,13 +73,15 @@ def _inside_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[Share]:
 
 
 def _series_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[Share]:
-    """``e^x`` on the range, and elsewhere some number. 8 rounds. ``x`` is ``[n]``."""
+    """``e^x`` on the range, and elsewhere some number, whose size nobody watches. 8 rounds. ``x`` is ``[n]``."""
 
     def twice(pairs: Sequence[tuple[Share, Share]], f: int) -> MpcProtocol[list[Share]]:
         """Twice the product of each pair, with ``f`` fractional bits."""
         left, right = (cat([pair[side] for pair in pairs]) for side in (0, 1))
         split_at = right.with_f(2 * _WITHIN - f)
-        found = yield from _product_protocol(rt, left.with_f(f), split_at, None, ELEMENTWISE, 2.0, dealer)
+        found = yield from form_protocol(
+            rt, left.with_f(f), split_at, None, ELEMENTWISE, scale=2.0, dealer=dealer, watched=False
+        )
         return [found.index(slice(at * x.n, (at + 1) * x.n)) for at in range(len(pairs))]
 
     t1 = add_public(rt, scale_int(x, 1 << (_WITHIN - _HALF_BITS - x.f)).with_f(_WITHIN), 1.0)
@@ -104,18 +99,8 @@ def _series_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[Share]:
     one = add_ring(rt, scale_int(t8, 0), 1 << _TOP)
     left, right = (_beside(*pair) for pair in ((t8, one), (factor, rest)))
     local = bilinear(lambda a, b: (a * b).sum(-1))
-    return (yield from _product_protocol(rt, left.with_f(x.f), right.with_f(bits - x.f), local, SUMMED, 1.0, dealer))
-
-
-def _product_protocol(
-    rt: Runtime, x: Share, y: Share, local: LocalPart | None, form: str, scale: float, dealer: int
-) -> MpcProtocol[Share]:
-    """A truncated product in the ledger, of which nobody watches the range: outside of it, it is not used."""
-    _, shift = additive_product(rt, x, y, local, scale, dealer, form)
-    notes = known(rt.ledger).last
-    found = yield from truncate_proved_protocol(rt, notes, shift, x.f, dealer, watched=False)
-    known(rt.ledger).settle(notes)
-    return found
+    last = form_protocol(rt, left.with_f(x.f), right.with_f(bits - x.f), local, SUMMED, dealer=dealer, watched=False)
+    return (yield from last)
 
 
 def _combined(rt: Runtime, basis: Sequence[Share], coefficients: Sequence[int], fine: int) -> Share:

@@ -19,7 +19,7 @@ from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slice
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, SUMMED, ProductNotes
 from uvcc_engine.mpc.foundation.roles import Roles, known, meets_both, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
-from uvcc_engine.mpc.foundation.share import Share, encode
+from uvcc_engine.mpc.foundation.share import Share, encode, placed
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.products.proved_truncation import truncate_proved_protocol
@@ -247,18 +247,20 @@ def form_protocol(
     rt: Runtime,
     x: Share,
     y: Share,
-    local: LocalPart,
+    local: LocalPart | None,
     form: str,
     *,
     scale: float = 1.0,
     dealer: int = DEALER,
     cut: Cut | None = None,
+    watched: bool = True,
 ) -> MpcProtocol[Share]:
     """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger).
 
-    ``cut``: of the form ``PATCHES``. The shape is that of ``local``.
+    ``cut``: of the form ``PATCHES``. ``watched``: see ``truncate_proved_protocol``. The shape is that of ``local``;
+    None multiplies element by element.
     """
-    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form, cut=cut))
+    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form, cut=cut, watched=watched))
 
 
 def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> LocalPart:
@@ -289,10 +291,11 @@ def _product_protocol(
     form: str = "",
     cut: Cut | None = None,
     whole: object | None = None,
+    watched: bool = True,
 ) -> MpcProtocol[Share]:
     z, shift = additive_product(rt, x, y, local, scale, dealer, form, cut, whole)
     if rt.ledger is not None:
-        return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out))
+        return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out, watched))
     if shift > 0:
         return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer, opened=opened, out=out))
     return (yield from reshare_protocol(rt, z, x.f, out))
@@ -306,19 +309,16 @@ def _proved_protocol(
     dealer: int,
     opened: Opened | None = None,
     out: Share | None = None,
+    watched: bool = True,
 ) -> MpcProtocol[Share]:
     """A product in the ledger, truncated or reshared such that every message of it can be proved."""
     if shift > 0:
-        found = yield from truncate_proved_protocol(rt, notes, shift, f, dealer, opened=opened)
+        found = yield from truncate_proved_protocol(rt, notes, shift, f, dealer, opened=opened, watched=watched)
     else:
         found = yield from reshare_protocol(rt, notes.z, f, proved=True)
         notes.received[rt.next] = found.second
     known(rt.ledger).settle(notes)
-    if out is None:
-        return found
-    out.first.copy_(found.first)
-    out.second.copy_(found.second)
-    return out
+    return placed(found, out)
 
 
 def additive_product(
