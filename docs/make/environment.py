@@ -26,6 +26,8 @@ YOURS: Final[dict[str, str]] = {
     "UVCC_GROUP_CLEAR": "`accept`: a language model's ranks may meet beyond one machine, where nothing encrypts them",
     "UVCC_GEMM": "the way to a matrix product modulo 2^64: `tiles`, `bytes`, `ifma`, `wide`, `halves`, `floats` or "
     "`torch`",
+    "UVCC_THREADS": "on how many threads a worker of a private job computes, 1 to 64; without it all processors but "
+    "one that it has to itself, 16 at the most",
     "UVCC_KERNELS": "`triton` takes the kernels for GPUs on processors, in Triton's interpreter: for tests",
     "UVCC_LOOPS": "a folder for the compiled loops; pods on the operator's machine get the installation's",
     "UVCC_STRICT": "`1` raises what a malformed record would only be counted as: for tests",
@@ -45,6 +47,8 @@ SET: Final[dict[str, str]] = {
     "UVCC_CODE_COMMIT": "the commit that this folder was at, where git knows one",
     "UVCC_CODE_DIRTY": "`1` where the folder differed from that commit",
     "UVCC_STEPS": "how many steps this phase of a command has",
+    "UVCC_PROCESSORS_SHARED_BY": "how many workers compute on a pod's processors, or on those of the machine that all "
+    "pods are on",
     "UVCC_WORKER_NICE": "how far a local pod's worker steps back behind the console",
     "UVCC_POD": "the home of a local pod, in every process of it",
     "UVCC_BYTECODE": "the installed engine of a local pod's machine, of which its copy takes what Python has compiled",

@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,12 @@ class Phase:
     def pods(self) -> list[str]:
         """Pods that take part, interleaved over parties."""
         return list(dict.fromkeys(self.pod_of(c) for c in self.coords()))
+
+    def sharing(self) -> tuple[int, int]:
+        """How many workers compute at once: where all pods are on one machine, of other domains, too, and on a pod."""
+        pods = Counter(self.pod_of(c) for c in self.coords())
+        domains = 1 if self.only == -1 else self.parties
+        return domains * pods.total(), max(pods.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_engine.contract.machine import host
 
 NICE: Final = "UVCC_WORKER_NICE"
+SHARED_BY: Final = "UVCC_PROCESSORS_SHARED_BY"
 _PER_LEVEL: Final = 1.25  # what one level of niceness is worth under Linux's fair scheduler (sched(7))
 _LOWEST: Final = 19
 _AT_ONCE: Final = 3  # processes of a core that an ordinary time limit allows for
@@ -41,7 +42,8 @@ def stretch(provider: str, crowd: int, cores: int | None = None) -> float:
     return min(_LONGEST, max(1.0, crowd / (_AT_ONCE * (cores or host.usable_cpus()))))
 
 
-def environment(provider: str, workers: int, cores: int | None = None) -> Mapping[str, str]:
-    """What the workers of a phase are told; nothing where the pods are machines of their own."""
+def environment(provider: str, workers: int, on_a_pod: int, cores: int | None = None) -> Mapping[str, str]:
+    """What the workers of a phase are told: whom to give way to, and how many of them share their processors."""
     level = give_way(provider, workers, cores)
-    return {NICE: str(level)} if level else {}
+    shared = workers if runs_here({"provider": provider}) else on_a_pod
+    return {SHARED_BY: str(shared)} | ({NICE: str(level)} if level else {})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import torch
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.machine import host
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, draws_unlocked
@@ -19,6 +21,12 @@ from uvcc_engine.plane.api import Plane
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.worker.admission import Admission
 
+THREADS: Final = "UVCC_THREADS"
+SHARED_BY: Final = "UVCC_PROCESSORS_SHARED_BY"
+MOST_THREADS: Final = 64
+"""That a worker may be told to compute on."""
+_UP_TO: Final = 16
+"""Threads beyond which one step's loops are too short to gain by more."""
 _BUSY_THREADS: Final = 3
 _CPU: Final = torch.device("cpu")
 
@@ -34,6 +42,25 @@ def pair_keys(admitted: Admission) -> PairKeys:
     )
 
 
+def cores_for(size: Topology) -> float:
+    """Processors of this pod that one worker of a job may take."""
+    told = os.environ.get(SHARED_BY, "")
+    return host.cpu_limit() / (int(told) if told.isdigit() and int(told) else size.stages * size.tensor)
+
+
+def threads_for(size: Topology) -> int:
+    """On how many threads a worker of a job computes: all its processors but one, for what seals and records beside.
+
+    Raises ConfigError where the environment names no such number.
+    """
+    told = os.environ.get(THREADS, "")
+    if not told:
+        return max(1, min(_UP_TO, int(cores_for(size)) - 1))
+    if not told.isdigit() or not 1 <= int(told) <= MOST_THREADS:
+        raise ConfigError(f"{THREADS}={told}", f"a number from 1 to {MOST_THREADS}, or nothing for what suits the pod")
+    return int(told)
+
+
 def draw_ahead_for(size: Topology, device: torch.device = _CPU) -> Forecaster | None:
     """What draws a worker's next random numbers: a GPU's second stream, or a thread where the pod has a core for it
     and it runs by itself.
@@ -42,8 +69,7 @@ def draw_ahead_for(size: Topology, device: torch.device = _CPU) -> Forecaster | 
     """
     if device.type == "cuda":
         return DrawBeside(device)
-    spare = host.cpu_limit() >= (_BUSY_THREADS + 1) * size.stages * size.tensor
-    return DrawAhead() if spare and draws_unlocked() else None
+    return DrawAhead() if cores_for(size) >= _BUSY_THREADS + 1 and draws_unlocked() else None
 
 
 def runtime_of(

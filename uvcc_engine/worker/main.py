@@ -26,6 +26,7 @@ from uvcc_engine.contract.run_files import files, flight
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
+from uvcc_engine.mpc.kernels import threads
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.parallel.groups import PartyGroups
@@ -40,7 +41,7 @@ from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.admission import Admission, admit
-from uvcc_engine.worker.compute_setup import claim_gpu, device_of, pair_keys
+from uvcc_engine.worker.compute_setup import claim_gpu, device_of, pair_keys, threads_for
 from uvcc_engine.worker.consensus import PeerStoppedError, StepConsensus
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.ranks import Ranks
@@ -79,6 +80,7 @@ def main(spec: WorkerSpec) -> int:
             keys = _keys_in(admitted.policy, admitted.identity, admitted.party)
             place = RankAddress.of(admitted.coord, admitted.policy.topology, os.environ)
             carried = claim_gpu(admitted, place)
+            threads.use(threads_for(admitted.policy.topology))
             facts = _facts(spec, admitted)
             writer.describe(facts)
             accepted = {k: facts[k] for k in ("policy_hash", "sid_job", "code_hash", "attempt", "resume")}
@@ -343,4 +345,5 @@ def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
         "code_hash": policy.code_hash,
         "device": device_of(admitted).type,
         "torch": torch.__version__,
+        "threads": threads.allowed(),
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_console.rollout.priority import NICE, environment, give_way, niceness, stretch
+from uvcc_console.rollout.priority import NICE, SHARED_BY, environment, give_way, niceness, stretch
 from uvcc_engine.agent.processes import child
+from uvcc_engine.worker import compute_setup
 
 
 @pytest.mark.parametrize(("workers", "cores", "level"), [(1, 2, 0), (2, 2, 0), (3, 2, 2), (24, 2, 11), (192, 2, 19)])
@@ -16,10 +17,11 @@ def test_all_workers_together_weigh_as_much_as_one_process_a_core(workers: int, 
 
 
 def test_only_local_pods_share_the_machine() -> None:
-    assert environment("local", 192, 2) == {NICE: "19"}
-    assert environment("local", 2, 2) == {}
-    assert environment("prime", 192, 2) == {}
+    assert environment("local", 192, 8, 2) == {NICE: "19", SHARED_BY: "192"}
+    assert environment("local", 2, 1, 2) == {SHARED_BY: "2"}
+    assert environment("prime", 192, 8, 2) == {SHARED_BY: "8"}
     assert NICE == child.NICE
+    assert SHARED_BY == compute_setup.SHARED_BY
 
 
 def test_what_a_bootstrap_starts_on_all_pods_at_once_gives_way_too() -> None:

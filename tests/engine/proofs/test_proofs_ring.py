@@ -195,7 +195,7 @@ def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: 
     assert torch.equal(expected, CpuKernels().binary_product(u, v))
     for loop in (polynomial_loops.product_by_tiles, polynomial_loops.binary_product)[: 1 + (rows in (32, 64))]:
         found = torch.empty(2 * rows - 1, dtype=torch.int64)
-        loop(*_words(u, v, found))
+        loop(*_words(u, v), 0, columns, *_words(found))
         assert torch.equal(found, expected)
 
 
@@ -209,7 +209,7 @@ def test_elements_of_the_field_are_the_same_eight_at_a_time(count: int) -> None:
         multiply(*_words(a, b, found))
         assert torch.equal(found, plain.binary_multiply(a, b))
     for columns in (field_loops.columns_by_words, field_loops.binary_columns):
-        columns(*_words(rows, factors, found))
+        columns(*_words(rows, factors), 0, count, *_words(found))
         assert torch.equal(found, plain.binary_columns(rows, factors))
     for choose in (field_loops.choose_by_tables, field_loops.chosen_places):
         choose(*_words(a, weights, none, found))
@@ -236,7 +236,7 @@ def test_products_of_elements_by_halves_are_those_of_each_with_each(rows: int, c
     gen = torch.Generator().manual_seed(rows)
     u, v = _random(gen, rows, count, 52), _random(gen, rows, count, 52)
     found = torch.empty(2 * rows - 1, 103, dtype=torch.int64)
-    element_loops.multiply_elements(*_words(u, v, found))
+    element_loops.multiply_elements(*_words(u, v), 0, u.shape[1], *_words(found))
     assert torch.equal(found, CpuKernels().multiply_wide(u.unsqueeze(0), v.flip(0).unsqueeze(0))[0])
     taken = CpuKernels().multiply_elements(u, v)
     assert taken is None if rows < 16 or not element_loops.MULTIPLIES_EIGHT else torch.equal(known(taken), found)

@@ -1,4 +1,4 @@
-"""Fused loops compiled by numba, single-threaded (a pod runs one worker per core) and cached on disk.
+"""Fused loops compiled by numba and cached on disk. Each keeps to its caller's thread; ``threads`` spreads them.
 
 Imported only when a tensor is large enough to repay it. Bit-plane loops work on blocks of 64 words, so that the inner
 loop is a plain vector operation on data in the first-level cache.

@@ -139,7 +139,7 @@ def _spec(
         job=job.to_json(),
         link=links.get(str(coord), LinkSpec()),
         env={
-            **priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())),
+            **priority.environment(profile.fleet.kind, *phase.sharing()),
             **profile.env,
             **worlds.get(str(coord), {}),
         },

@@ -195,7 +195,7 @@ def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
     """The profile's environment and secrets, and whom to give way to; a command is told how many steps it has."""
     profile = ctx.plan.profile
     waits = long_steps.group_timeout(ctx.bus.snapshot.foretold)
-    env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **waits, **profile.env}
+    env = {**priority.environment(profile.fleet.kind, *phase.sharing()), **waits, **profile.env}
     env |= code.environment(tree) if (tree := code_tree.kept(ctx.run_dir)) is not None else {}
     steps = {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else {}
     return env | worker_secrets.values(profile.secrets) | steps

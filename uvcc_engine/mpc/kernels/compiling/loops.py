@@ -30,16 +30,13 @@ log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
 _KERNELS: Final = Path(__file__).parents[1]
 _SHARED: Final = _KERNELS.parents[1] / "contract" / "machine" / "numba_cache.py"
-_OF_GEMM: Final = ("gemm", "tile", "ifma")
-_OF_PROOFS: Final = ("proof", "field", "polynomial", "bit", "weigh", "pair", "element")
 LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 @cache
 def _mark_name() -> str:
     files = [_KERNELS / "jit.py", _KERNELS / "product_loops.py", _KERNELS / "compiling" / "loop_cache.py"]
-    files += [_KERNELS / "gemm" / f"{of}_loops.py" for of in _OF_GEMM]
-    files += [_KERNELS / "proving" / f"{of}_loops.py" for of in _OF_PROOFS]
+    files += [path for of in ("gemm", "proving") for path in sorted((_KERNELS / of).glob("*_loops.py"))]
     files += [_KERNELS / "proving" / "word_vectors.py", _SHARED]
     source = b"".join(path.read_bytes() for path in files)
     return f"loops-{hashlib.sha256((sys.version + compiled_for()).encode() + source).hexdigest()[:16]}.done"

@@ -7,11 +7,9 @@ of them ``[..., m, k]`` and ``[..., k, n]``; several pairs are multiplied and su
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,12 +20,12 @@ from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import floats, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.mpc.kernels.threads import over_threads, parts
 
 PATHS: Final = ("tiles", "bytes", "ifma", "wide", "halves", "floats", "torch")
 BY_UNITS: Final = ("tiles", "ifma")
 """Compiled loops for units that few processors have."""
 LOOP_KINDS: Final = {"halves": 0, "wide": 1}
-THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
 
 
@@ -47,39 +45,15 @@ def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
 # -- torch -------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _pool(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="gemm")
-
-
-def over_threads(work: int, size: int, one: Callable[[int, int], None], grain: int = 1) -> None:
-    """``one(start, stop)`` over ``size`` rows, on as many threads as torch may use if there is ``work`` for them."""
-    count = min(torch.get_num_threads(), -(-size // grain)) if work >= THREADS_FROM else 1
-    if count < 2:
-        one(0, size)
-        return
-    each = -(-size // (count * grain)) * grain
-    starts = range(0, size, each)
-    pool = _pool(os.getpid())  # threads do not outlive a fork
-    inferring = torch.is_inference_mode_enabled()  # a thread begins without, and may then not write what was made in it
-
-    def as_here(start: int, stop: int) -> None:
-        with torch.inference_mode(inferring):
-            one(start, stop)
-
-    for done in [pool.submit(as_here, start, min(start + each, size)) for start in starts]:
-        done.result()
-
-
 def _threaded(whole: RightFactor, ys: Sequence[Tensor]) -> RightFactor:
     """Rows over threads: torch's integer product keeps to one core."""
 
     def apply(xs: Sequence[Tensor]) -> Tensor:
         x, y = xs[0], ys[0]
-        if x.dim() != 2 or y.dim() != 2 or torch.get_num_threads() < 2:
+        if x.dim() != 2 or y.dim() != 2:
             return whole(xs)
         work = x.shape[0] * sum(one.shape[0] for one in ys) * y.shape[1]
-        if work < THREADS_FROM:
+        if parts(work, x.shape[0]) < 2:
             return whole(xs)
         out = torch.empty(x.shape[0], y.shape[1], dtype=torch.int64)
 
@@ -196,9 +170,7 @@ def _multiply(micro: _Micro, xs: Sequence[Tensor], right: Sequence[_Packed]) -> 
             fresh = 0
 
     work = batch * m * n * inner
-    if work < THREADS_FROM:
-        part(0, batch, 0, m)
-    elif batch > 1:
+    if batch > 1:
         over_threads(work, batch, lambda first, last: part(first, last, 0, m))
     else:
         over_threads(work, m, lambda start, stop: part(0, batch, start, stop), micro.rows)

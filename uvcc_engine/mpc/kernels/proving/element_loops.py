@@ -121,9 +121,10 @@ def _joined(found: Words, step: int) -> Words:
 
 
 @compiled_loop
-def multiply_elements(u: Words, v: Words, out: Words) -> None:
-    """See ``Kernels.multiply_elements``; elements of 52 coefficients."""
-    rows, n, _ = u.shape
+def multiply_elements(u: Words, v: Words, begin: int, end: int, out: Words) -> None:
+    """See ``Kernels.multiply_elements``; elements of 52 coefficients, the entries from ``begin`` to ``end``, of which
+    all but the last of a row are whole eights."""
+    rows = u.shape[0]
     levels = 0
     while 1 << levels < rows:
         levels += 1
@@ -132,8 +133,8 @@ def multiply_elements(u: Words, v: Words, out: Words) -> None:
     sums = np.zeros((_PARTS, leaves, _WIDE, _LANES), dtype=np.uint64)
     turned = np.empty((2, near, rows, ELEMENT, _LANES), dtype=np.uint64)
     both = np.empty((2, 2 * rows, _PART, _LANES), dtype=np.uint64)
-    for start in range(0, n, near * _LANES):
-        count = min(near, (n - start + _LANES - 1) // _LANES)
+    for start in range(begin, end, near * _LANES):
+        count = min(near, (end - start + _LANES - 1) // _LANES)
         for k in range(count):
             _turn(u, start + k * _LANES, turned[0, k])
             _turn(v, start + k * _LANES, turned[1, k])

@@ -168,12 +168,12 @@ binary_multiply: Any = _multiply_vectors if EIGHT_PRODUCTS else multiply_words
 
 
 @compiled_loop
-def columns_by_words(x: Words, factors: Words, out: Words) -> None:
+def columns_by_words(x: Words, factors: Words, begin: int, end: int, out: Words) -> None:
     """One product at a time, on any processor."""
-    k, n = x.shape
+    k = x.shape[0]
     lows, highs = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
-    for first in range(0, n, _BLOCK):
-        size = min(_BLOCK, n - first)
+    for first in range(begin, end, _BLOCK):
+        size = min(_BLOCK, end - first)
         lows[:] = np.uint64(0)
         highs[:] = np.uint64(0)
         for row in range(k):
@@ -186,19 +186,20 @@ def columns_by_words(x: Words, factors: Words, out: Words) -> None:
 
 
 @compiled_loop
-def _columns_by_strips(x: Words, factors: Words, out: Words) -> None:
+def _columns_by_strips(x: Words, factors: Words, begin: int, end: int, out: Words) -> None:
     """Many columns at a time; the last ones of some twice."""
     k, n = x.shape
-    if n < _STRIP:
-        columns_by_words(x, factors, out)
+    if end - begin < _STRIP:
+        columns_by_words(x, factors, begin, end, out)
         return
-    for first in range(0, n, _STRIP):
-        at = 8 * min(first, n - _STRIP)
+    for first in range(begin, end, _STRIP):
+        at = 8 * min(first, end - _STRIP)
         _add_all(out.ctypes.data + at, x.ctypes.data + at, 8 * n, factors.ctypes.data, k)
 
 
 binary_columns: Any = _columns_by_strips if EIGHT_PRODUCTS else columns_by_words
-"""``out`` [n]: of every column of ``x`` [k, n] the sum of its products with ``factors`` [k]; arrays without gaps."""
+"""``out`` [n]: of every column of ``x`` [k, n] from ``begin`` to ``end`` the sum of its products with ``factors`` [k];
+arrays without gaps."""
 
 
 @compiled_loop

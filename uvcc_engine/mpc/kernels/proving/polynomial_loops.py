@@ -106,9 +106,10 @@ def _addplanned(us: Words, vs: Words, sums: Any, first: int, end: int) -> None:
 
 
 @compiled_loop
-def product_by_tiles(u: Words, v: Words, out: Words) -> None:
-    """See ``Kernels.binary_product``; on any processor, for any number of rows."""
-    k, n = u.shape
+def product_by_tiles(u: Words, v: Words, begin: int, end: int, out: Words) -> None:
+    """See ``Kernels.binary_product``, of the columns from ``begin`` to ``end``; on any processor, for any number of
+    rows."""
+    k = u.shape[0]
     levels, leaf, leaves = 0, k, 1
     while leaf > _LEAF and leaf % 2 == 0:
         levels, leaf, leaves = levels + 1, leaf // 2, 3 * leaves
@@ -116,8 +117,8 @@ def product_by_tiles(u: Words, v: Words, out: Words) -> None:
     highs = np.zeros((leaves, 2 * leaf - 1), dtype=np.uint64)
     us, vs = np.empty((2 * k, _TILE), dtype=np.uint64), np.empty((2 * k, _TILE), dtype=np.uint64)
     plan, sums = planned(k, levels)
-    for first in range(0, n, _TILE):
-        size = min(_TILE, n - first)
+    for first in range(begin, end, _TILE):
+        size = min(_TILE, end - first)
         us[:k, :size] = u[:, first : first + size]
         vs[:k, :size] = v[:, first : first + size]
         done = 0
@@ -187,7 +188,7 @@ _fetch: Any = _fetch_ahead
 
 
 @compiled_loop
-def _product_by_eights(u: Words, v: Words, out: Words) -> None:
+def _product_by_eights(u: Words, v: Words, begin: int, end: int, out: Words) -> None:
     """The same, eight columns at a time; the rows are four times a power of two."""
     k, n = u.shape
     levels, leaves = 0, 1
@@ -197,8 +198,8 @@ def _product_by_eights(u: Words, v: Words, out: Words) -> None:
     us, vs = np.empty((2 * k, _STRIP), dtype=np.uint64), np.empty((2 * k, _STRIP), dtype=np.uint64)
     (plan, halves), row = planned(k, levels), 8 * _STRIP
     sums_at, u_at, v_at = sums.ctypes.data, us.ctypes.data, vs.ctypes.data  # no array is touched further inwards
-    for first in range(0, n, _STRIP):
-        size = min(_STRIP, n - first)
+    for first in range(begin, end, _STRIP):
+        size = min(_STRIP, end - first)
         us[:k, :size] = u[:, first : first + size]
         vs[:k, :size] = v[:, first : first + size]
         us[:k, size:] = np.uint64(0)

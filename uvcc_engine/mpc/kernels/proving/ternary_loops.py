@@ -137,17 +137,27 @@ def _numbers_near(x: Words, first: int, near: Words, out: Words) -> None:
 
 @compiled_loop
 def ternary_numbers(
-    a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, terms: int, weights: Words, out: Words
+    a: Words,
+    b: Words,
+    c: Words,
+    d: Words,
+    e: Words,
+    f: Words,
+    terms: int,
+    weights: Words,
+    begin: int,
+    end: int,
+    out: Words,
 ) -> None:
     """Add to ``out`` [729, degree], of each of the 729 products of sums of up to three terms ``a b + c d + e f``, each
-    [64, groups], the sum over the groups whose weight has the coefficient's bit; not yet joined to coefficients."""
-    groups = a.shape[1]
+    [64, groups], the sum over the groups from ``begin`` to ``end`` whose weight has the coefficient's bit; not yet
+    joined to coefficients. All groups but the last are whole eights."""
     us, vs = np.empty((3, 27, 64), dtype=np.uint64), np.empty((3, 27, 64), dtype=np.uint64)
     near, products = np.zeros((64, 8), dtype=np.uint64), np.empty((729, _NEAR), dtype=np.uint64)
     weighed = np.empty(out.shape, dtype=np.uint64)
     u_at, v_at, to, step = us.ctypes.data, vs.ctypes.data, products.ctypes.data, 8 * _NEAR
-    for first in range(0, groups, _NEAR):
-        size = min(_NEAR, groups - first)
+    for first in range(begin, end, _NEAR):
+        size = min(_NEAR, end - first)
         for place in range(0, size, 8):
             _numbers_near(a, first + place, near, us[0])
             _numbers_near(b, first + place, near, vs[0])

@@ -132,29 +132,30 @@ def _named(weights: Words, degree: int) -> Any:
 
 
 @compiled_loop
-def weigh(x: Words, weights: Words, out: Words) -> None:
-    """``out`` [degree, n]: row ``c`` is the sum of the rows of ``x`` [m, n] whose weight [m] has bit ``c``.
+def weigh(x: Words, weights: Words, begin: int, end: int, out: Words) -> None:
+    """``out`` [degree, n]: row ``c`` is the sum of the rows of ``x`` [m, n] whose weight [m] has bit ``c``; the columns
+    from ``begin`` to ``end``.
 
     Some tiles are read at a time, so that a row is read in pieces that the processor fetches well.
     """
-    (degree, n), m = out.shape, x.shape[0]
+    degree, m = out.shape[0], x.shape[0]
     of, tiles = _named(weights, degree), _WIDTH // TILE
     near, sums = np.zeros((tiles, _ROWS, TILE), dtype=np.uint64), np.empty((BLOCKS * 16, TILE), dtype=np.uint64)
     found = np.empty((tiles, of.shape[1], TILE), dtype=np.uint64)
-    for left in range(0, n, _WIDTH):
+    for left in range(begin, end, _WIDTH):
         found[:] = np.uint64(0)
         for start in range(0, m, _ROWS):
             high = min(_ROWS, m - start)
             for tile in range(tiles):
                 first = left + tile * TILE
-                size = min(TILE, n - first)
+                size = min(TILE, end - first)
                 if size > 0:
                     near[tile, :high, :size] = x[start : start + high, first : first + size]
-            for tile in range(min(tiles, (n - left + TILE - 1) // TILE)):
+            for tile in range(min(tiles, (end - left + TILE - 1) // TILE)):
                 _add_near(near[tile], of, start // 4, (high + 3) // 4, sums, found[tile])
         for tile in range(tiles):
             first = left + tile * TILE
-            size = min(TILE, n - first)
+            size = min(TILE, end - first)
             if size > 0:
                 out[:, first : first + size] = found[tile, :degree, :size]
 
