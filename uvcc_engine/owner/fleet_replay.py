@@ -22,8 +22,10 @@ import torch.distributed  # before the fork, so that the workers need not
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.kernels.threads import use as use_threads
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag
@@ -165,6 +167,7 @@ def _work(
     writer: int,
 ) -> None:
     """One worker's whole life; it ends the process."""
+    use_threads(int(host.cpu_limit()) // sum(1 for _ in policy.topology.coords()))
     with os.fdopen(writer, "wb") as out:
         try:
             for records in _epochs(policy, coord, seeds, inputs, ends, port):

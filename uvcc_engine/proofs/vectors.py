@@ -17,6 +17,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.kernels.threads import over_threads
 from uvcc_engine.proofs.folding import SLOTS, Fold
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
@@ -261,7 +262,13 @@ def _diagonals(pairs: Tensor) -> Tensor:
 def _folded(at: Arithmetic, columns: Tensor, powers: Tensor) -> Tensor:
     """``sum_l powers_l x_lg`` of ``[fold, groups, d]``: ``[groups, d]``."""
     fold, groups, d = columns.shape
-    return at.product(columns.transpose(0, 1).reshape(groups, fold * d), at.ring.times(powers).reshape(fold * d, d))
+    rows = torch.empty(groups, fold, d, dtype=torch.int64)
+
+    def turn(start: int, stop: int) -> None:
+        rows[start:stop].copy_(columns[:, start:stop].transpose(0, 1))
+
+    over_threads(rows.numel(), groups, turn)
+    return at.product(rows.reshape(groups, fold * d), at.ring.times(powers).reshape(fold * d, d))
 
 
 def merged(equations: Sequence[Equation], elements: Sequence[NumberBlock], places: Tensor, fold: Fold) -> list[Block]:
@@ -298,7 +305,18 @@ def _side_by_side(sides: Sequence[Sequence[Tensor] | None]) -> list[Tensor] | No
     there = [side for side in sides if side is not None]
     if not there:
         return None
-    return [same[0] if len(same) == 1 else torch.cat(same, -1) for same in zip(*there, strict=True)]
+    return [same[0] if len(same) == 1 else _in_rows(same) for same in zip(*there, strict=True)]
+
+
+def _in_rows(parts: Sequence[Tensor]) -> Tensor:
+    """``[fold, groups]`` of several, the rows of each behind those of the one before."""
+    found = torch.empty(parts[0].shape[0], sum(part.shape[1] for part in parts), dtype=torch.int64)
+
+    def join(start: int, stop: int) -> None:
+        torch.cat([part[start:stop] for part in parts], 1, out=found[start:stop])
+
+    over_threads(found.numel(), found.shape[0], join)
+    return found
 
 
 def _cat(sides: Sequence[Tensor | None]) -> Tensor | None:
