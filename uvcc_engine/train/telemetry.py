@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.table import rows_until
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.model import GateMetrics, gate_metrics
 from uvcc_engine.train.model_flops import Effort
@@ -68,9 +69,16 @@ class RankTelemetry:
         self.window = Window(self._clock())
 
     def go_on(self, step: int) -> None:
-        """Training goes on after ``step``: what the curves have of later steps comes again."""
+        """Training goes on after ``step``: what the curves have of later steps comes again.
+
+        A pod that replaces another one got the tables with the checkpoint, but no curves: these are drawn from them.
+        """
         if self._curves:
+            anew = self._curves.empty
             self._curves.restart(step)
+            for name, group in ((files.TRAINING, "train"), (files.VAL, "val")) if anew else ():
+                for at, row in rows_until(self.writer.directory / name, step):
+                    self._curves.add(at, {f"{group}/{column}": value for column, value in row.items()})
 
     def gates_of(self, gates: list[Tensor]) -> None:
         """Take the step's gates of all layers into the next log line."""

@@ -50,6 +50,7 @@ class ScalarFile:
         self._clock = clock
         # readers take the files in the order of their names, also where the clock was set back since the last one
         earlier = [re.match(r"events\.out\.tfevents\.(\d{1,18})\.", path.name) for path in folder.iterdir()]
+        self.empty = not any(earlier)  # no point stands in an earlier file, nor in this one yet
         second = max([int(clock()), *(int(found[1]) + 1 for found in earlier if found)])
         name = f"events.out.tfevents.{second}.{os.uname().nodename}.{os.getpid()}"
         self._file = (folder / name).open("ab", buffering=0)
@@ -63,6 +64,7 @@ class ScalarFile:
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """One point per tag at ``step``."""
+        self.empty = False
         summary = b"".join(
             _field(1, _field(1, tag.encode()) + struct.pack("<Bf", 0x15, value)) for tag, value in values.items()
         )

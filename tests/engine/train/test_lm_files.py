@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import struct
 import sys
@@ -79,6 +81,22 @@ def test_points_that_come_again_are_not_doubled_in_tensorboard(tmp_path: Path) -
         *((step, 900.0 + step) for step in range(1, 6)),
         *((step, 20.0 + step) for step in range(6, 9)),
     ]
+
+
+def test_a_pod_that_replaces_another_draws_its_curves_from_the_tables(tmp_path: Path) -> None:
+    """It got the newest checkpoint and the tables from home; the curves were lost with the pod."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run_here(small(steps=6, eval_every=2), tmp_path, halt_at=4)
+    shutil.rmtree(tmp_path / "tb")
+    run_here(small(steps=6, eval_every=2), tmp_path, resume=True)
+    seen = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    seen.Reload()
+    for table, tag in (("training.csv", "train/loss"), ("val.csv", "val/loss")):
+        rows = list(csv.DictReader((tmp_path / table).read_text().splitlines()))
+        assert [int(row["step"]) for row in rows] == ([1, 2, 3, 4, 5, 6] if tag == "train/loss" else [2, 4, 6])
+        drawn = {s.step: s.value for s in seen.Scalars(tag)}
+        assert drawn == pytest.approx({int(row["step"]): float(row["loss"]) for row in rows})
+        assert len(seen.Scalars(tag)) == len(rows)
 
 
 def test_a_resumed_training_says_in_its_curves_where_it_goes_on(tmp_path: Path) -> None:

@@ -155,6 +155,29 @@ def test_steps_that_are_repeated_are_told_once_unless_they_came_out_otherwise(
     assert told == [(1, 2.5), (2, 2.4), (3, 2.3), (4, 2.2), (4, 1.2), (5, 2.0), (6, 1.9)]
 
 
+def test_a_pod_that_replaces_another_tells_mlflow_no_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at step 4, and its note of what it had told was lost with it; another pod goes on from step 2."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    def serve_on(pod: str, goes_on: bool, *rows: tuple[int, float]) -> None:
+        (tmp_path / pod).mkdir()
+        about = {"run": "r", "project": "p", "folder": str(tmp_path / pod), "config": {}, "training": "r.full"}
+        each = [{"step": step, "values": {"train/loss": loss, "train/lr": 0.1}} for step, loss in rows]
+        ended = {"status": "done"}
+        serve("mlflow", io.StringIO("\n".join(map(json.dumps, [{**about, "goes_on": goes_on}, *each, ended]))))
+
+    serve_on("pod", False, (1, 2.5), (2, 2.4), (3, 1 / 3), (4, 2.2))
+    serve_on("replaced", True, (3, 1 / 3), (4, 1.2), (5, 2.0))
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("p").experiment_id])
+    points = [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert sorted(points) == [(1, 2.5), (2, 2.4), (3, 1 / 3), (4, 1.2), (4, 2.2), (5, 2.0)]
+
+
 def test_a_training_by_hand_has_a_name_that_no_other_folder_of_its_name_has(tmp_path: Path) -> None:
     """So a service does not take it for a continuation of another one; a rollout's run id stands for no other run."""
     names = []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.files import LineFile
+
+MOST_BYTES: Final = 64 << 20  # of a table that is read
 
 
 class Table:
@@ -74,3 +79,25 @@ def _keep_until(path: Path, header: str, step: int) -> int:
                     break
             size += len(line)
     return size
+
+
+def rows_until(path: Path, step: int) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """(step, values by column) of each row up to ``step``, without cells that hold no number and what is no row."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return
+        with path.open(newline="", encoding="utf-8", errors="replace") as f:
+            for row in csv.DictReader(f):
+                at = row.pop("step", "") or ""
+                if at.isdecimal() and len(at) < 16 and int(at) <= step:
+                    values = {str(name): _number(cell) for name, cell in row.items()}
+                    yield int(at), {name: value for name, value in values.items() if math.isfinite(value)}
+    except (OSError, csv.Error):
+        return
+
+
+def _number(cell: object) -> float:
+    try:
+        return float(cell) if isinstance(cell, str) else math.nan
+    except ValueError:
+        return math.nan

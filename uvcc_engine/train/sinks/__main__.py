@@ -26,6 +26,8 @@ def serve(name: str, lines: TextIO) -> None:
     opening = sink_registry.SinkOpening(first["run"], first["project"], folder, *about)
     told = ToldSteps(folder / f"sink_{name}.steps")
     sink = sink_registry.opener(name)(opening)
+    if opening.goes_on and told.empty and isinstance(sink, sink_registry.Recalling):
+        told.learn(sink.told())
     status = FAILED  # unless the training says otherwise before it goes
     for line in lines:
         row = json.loads(line)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
+from uvcc_engine.train.sinks.told_steps import LOSS
 
 RUN_ID: Final = "mlflow_run.txt"
 TAG: Final = "uvcc.training"
@@ -43,6 +44,17 @@ class MlflowSink:
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._patiently(lambda: self._client.log_batch(self._run_id, metrics=metrics))
+
+    def told(self) -> Iterable[tuple[int, Mapping[str, float]]]:
+        """The losses that the server has."""
+        names = patiently(lambda: self._client.get_run(self._run_id).data.metrics, OPENING_S, self._sleep, self._clock)
+        for name in (name for name in names if name.endswith(LOSS)):
+            yield from ((int(point.step), {name: float(point.value)}) for point in self._history(name))
+
+    def _history(self, name: str) -> list[Any]:
+        return patiently(
+            lambda: list(self._client.get_metric_history(self._run_id, name)), OPENING_S, self._sleep, self._clock
+        )
 
     def close(self, status: str) -> None:
         self._patiently(lambda: self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED")))

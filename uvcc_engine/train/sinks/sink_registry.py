@@ -5,12 +5,12 @@ TensorBoard's curves are in every run's ``tb`` folder and need no sink.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import extras
@@ -42,6 +42,16 @@ class Sink(Protocol):
 
     def close(self, status: str) -> None:
         """The training ended: ``done``, ``halted`` or ``failed``."""
+        ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """A sink whose service can be asked what it has. It is asked where a training goes on in a run directory without a
+    note of that; steps that come out as they were told are then not told again."""
+
+    def told(self) -> Iterable[tuple[int, Mapping[str, float]]]:
+        """Step and values of what was told so far, oldest first; losses are enough."""
         ...
 
 

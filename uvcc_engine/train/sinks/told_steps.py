@@ -3,11 +3,12 @@
 A training that goes on from a checkpoint does the steps again that came after it, and no service can take back a point.
 So what came out as before is not told again; what came out otherwise is, for it is what holds now. The steps stand in
 a file, since the training may have been killed; a step is noted behind the service's answer, so none is ever missing.
+On a pod that replaces another there is no such file: there the service is asked, where its sink can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,16 @@ class ToldSteps:
         self._file = path.open("a")
         if self._known:
             self._file.write("\n")  # the last line may be torn
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known to have been told."""
+        return not self._known
+
+    def learn(self, rows: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """What the service itself says that it was told."""
+        for step, values in rows:
+            self.note(step, values)
 
     def knows(self, step: int, values: Mapping[str, float]) -> bool:
         """Whether this step was told with just these losses."""
