@@ -216,3 +216,13 @@ def test_a_run_whose_worker_and_conductor_are_killed_at_night_is_verified_in_the
     assert [(e.action, e.by) for e in events if isinstance(e, ev.Intent)] == [("resume", BY)] * 2
     (failed,) = [e for e in events if isinstance(e, ev.StageChanged) and e.status == "failed"]
     assert "worker p1r0s0t0 of P1 was killed by SIGKILL" in failed.detail
+
+
+def test_the_screen_names_the_two_decisions_once() -> None:
+    """What the conductor says to a shell names the commands; where their keys stand behind it, that is all."""
+    told = "halted at step 61; pods kept until 14:13 for a decision: uvcc resume (r) or uvcc teardown (t)"
+    for status in ("waiting", "failed"):
+        s = running(ev.StageChanged(name="full", status=status, detail=told, until=900.0))
+        shown = "\n".join(plain(row) for row in banner_lines(View(snap=s, now=100.0), 160))
+        assert "at step 61; pods kept until 14:13 for a decision   r resumes, t tears down; 13 m 20 s left" in shown
+        assert "uvcc resume" not in shown

@@ -11,6 +11,7 @@ from uvcc_console.ui.drawing.paint import clean
 from uvcc_console.ui.judging.view import View
 
 _KEPT: Final = re.compile(r"; (?:pods kept|there is no pod; this waits) until .*$", re.DOTALL)
+_COMMANDS: Final = re.compile(r"(?<= for a decision): uvcc resume \(r\) or uvcc teardown \(t\)")
 _WORDS: Final = r"\b(?:uvcc|F9|Esc|look|see|retry|raise|replace|restart|goes back)\b"
 _ADVICE: Final = re.compile(rf"\s*\((?=[^()]*{_WORDS})[^()]*\)")
 _PARTS: Final = re.compile(r"(?<=[,;]) ")
@@ -22,6 +23,11 @@ _WITH_DETAIL: Final = (ev.StageChanged, ev.PodChanged, ev.LinkChanged, ev.Action
 def as_told(view: View, text: str) -> str:
     """A text of the run as it is to be shown: in a recording without what could have been done then."""
     return _bare(text) if view.replay else text
+
+
+def without_commands(text: str) -> str:
+    """What a stage that waits says, without the commands for its two ways: for where their keys stand beside it."""
+    return _COMMANDS.sub("", text)
 
 
 def advice_here(view: View, hint: str) -> str:

@@ -16,7 +16,7 @@ from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import DEAD, STARTING, Lamp, halt_paths, needs_sidecar
-from uvcc_console.ui.judging.past import advice_here, as_told
+from uvcc_console.ui.judging.past import advice_here, as_told, without_commands
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
@@ -278,6 +278,8 @@ def banner_lines(view: View, width: int) -> list[Line]:
     keys = now.advice if now.name == "undecided" and not view.replay else ""
     if stage is not None and stage.name in SKIPPABLE and keys:
         keys = "R retries, x skips, t tears down"
+    if keys:
+        what = without_commands(what)
     if keys and stage and stage.again > view.now and not halting(s):
         keys += f"; by itself in {duration(stage.again - view.now)}"
     elif keys and stage and stage.until > 0:
