@@ -165,8 +165,9 @@ def measure_pairs(
 ) -> dict[int, PairFigures]:
     """Round trip and bandwidth over the plane to both other parties, by party.
 
-    The pairs take turns, in the same order everywhere, each inside ``attempt("pair N")``. Raises UvccError where the
-    link cannot be opened at all.
+    The pairs take turns, in the same order everywhere, each inside ``attempt("pair N")``. A relay or broker that is
+    away is waited for as long as a party is: by the plane's own patience, a quarter of an hour, whoever waits for the
+    report would have given up before it said why. Raises UvccError where the link cannot be opened at all.
     """
     sid_job = _sid_job(spec)
     patience = job.timeout_s
@@ -176,7 +177,7 @@ def measure_pairs(
         sid_sub=sid_of(sid_job, coord),
         identity=Identity.load(Path(spec.identity_dir)),
         peers={int(p): PublicIdentity.from_json(i) for p, i in job.peers.items()},
-        link=spec.link.or_else(LinkSpec(peer_timeout_s=patience, first_contact_s=2 * patience)),
+        link=spec.link.or_else(LinkSpec(peer_timeout_s=patience, first_contact_s=2 * patience, relay_s=2 * patience)),
         recorder=None,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,23 @@ def test_a_rank_that_never_comes_is_reported_by_those_who_waited(tmp_path: Path)
         waiting = {t["part"]: t for t in found[coord]["trouble"]}
         assert "party 1" in waiting["pair 1"]["what"]
         assert waiting["pair 1"]["hint"]
+
+
+def test_a_relay_that_is_away_is_named_before_the_console_gives_up(tmp_path: Path) -> None:
+    """The ranks waited for it for a quarter of an hour, the console for two minutes: it knew of silent ranks alone."""
+    began = time.monotonic()
+    (tmp_path / "token").write_text("a-token")
+    link = LinkSpec(
+        kind="relay", relay_url=f"http://127.0.0.1:{ports(1)[0]}", token_file=str(tmp_path / "token"), group="g"
+    )
+    work = specs(tmp_path, timeout_s=1.0, pods=[])
+    alone = {c: (replace(spec, link=link), env | {"WORLD_SIZE": "1", "RANK": "0"}) for c, (spec, env) in work.items()}
+    found = run({c: one for c, one in alone.items() if c.replica == 0})
+    for report in found.values():
+        told = [t for t in report["trouble"] if t["part"].startswith("pair")]
+        assert len(told) == 2
+        assert all(f"the relay {link.relay_url} has not been reached" in t["what"] for t in told)
+    assert time.monotonic() - began < 300
 
 
 def test_pods_beyond_this_machine_that_nobody_named_do_not_meet(tmp_path: Path) -> None:
