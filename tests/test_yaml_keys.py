@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +97,37 @@ def test_every_reader_names_the_file(read: Callable[[Path], object], text: str, 
     path.write_text(text)
     with pytest.raises(UvccError, match=r"it\.yaml"):
         read(path)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_no_text_or_far_too_large_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """A program or a checkpoint that was named by mistake: no traceback, and nothing of its size in memory."""
+    program, huge = tmp_path / "program.yaml", tmp_path / "huge.yaml"
+    program.write_bytes(b"\x7fELF\x02\x01\x01\xd0")
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    for path in (program, huge):
+        with pytest.raises(UvccError, match=re.escape(str(path))):
+            read(path)
+
+
+ELSEWHERE = """
+import sys
+from pathlib import Path
+from uvcc_console.fleet.inventory import read_hosts
+from uvcc_engine.train import config
+hosts, written = Path(sys.argv[1]), Path(sys.argv[2])
+print(ascii(read_hosts(hosts)[0].region), ascii(config.load(str(written))["train"]["project"]))
+"""
+
+
+def test_the_locale_does_not_matter_to_what_a_file_says(tmp_path: Path) -> None:
+    """Files of a colleague, in UTF-8, on a machine whose locale is another one."""
+    hosts, written = tmp_path / "hosts.yaml", tmp_path / "config.yaml"
+    hosts.write_text("hosts: [{host: 127.0.0.1, user: me, region: Zürich}]", encoding="utf-8")
+    written.write_text("train: {project: Zürich}", encoding="utf-8")
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, hosts, written], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert (found.stdout, found.stderr) == (r"'Z\xfcrich' 'Z\xfcrich'" + "\n", "")

@@ -28,6 +28,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.user_ssh import UserKeys, place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.parsing.small_text import read_small
 from uvcc_engine.contract.parsing.suggest import nearest
 
 log = logger(__name__)
@@ -69,11 +70,13 @@ def read_hosts(path: Path) -> list[Host]:
     """The hosts of an inventory file. Raises UnreadableError, or ConfigError naming entry and key."""
     path = path.expanduser()
     try:
-        data = yaml_text.load(path.read_text())
+        data = yaml_text.load(read_small(path))
     except OSError as e:
         raise UnreadableError(f"cannot read the inventory {path}: {e.strerror}", "fleet.hosts names it") from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except yaml.YAMLError as e:
         raise ConfigError(f"inventory {path} is not YAML: {' '.join(str(e).split())}") from e
+    except ValueError as e:
+        raise UnreadableError(f"cannot read the inventory {path}: {e}", "fleet.hosts names it") from e
     entries = data.get("hosts") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"inventory {path} lists no hosts", "it starts with hosts: and a list of {host, user}")

@@ -12,6 +12,7 @@ import yaml
 from uvcc_console.plan.schema import CommandJobSettings, GatesPart, LmJobSettings, PrivateJobSettings
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.parsing.small_text import read_small
 
 FALLS = 2  # rows that a falling loss takes
 STEP_MARK: Final = "@"  # in a gate's name, before the step of the full run that it was measured at
@@ -133,11 +134,11 @@ def _of(name: str, key: str, usual: int) -> int:
     packaged = resources.files("uvcc_engine") / "train" / "configs" / f"{name}.yaml"
     path = Path(name).expanduser()
     if packaged.is_file():
-        raw: Any = yaml_text.load(packaged.read_text())
+        raw: Any = yaml_text.load(packaged.read_text(encoding="utf-8"))
     elif path.is_file():
         try:
-            raw = yaml_text.load(path.read_text())
-        except (OSError, yaml.YAMLError, UnicodeDecodeError):
+            raw = yaml_text.load(read_small(path))
+        except (OSError, yaml.YAMLError, ValueError):
             return 0  # the worker's own reader names what is wrong with it
     else:
         return 0

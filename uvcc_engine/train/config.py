@@ -19,6 +19,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.parsing.small_text import read_small
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
@@ -374,9 +375,13 @@ def load(name_or_path: str) -> dict[str, Any]:
     packaged = resources.files("uvcc_engine.train") / "configs" / f"{name_or_path}.yaml"
     path = Path(name_or_path)
     if packaged.is_file():
-        text = packaged.read_text()
+        text = packaged.read_text(encoding="utf-8")
     elif path.is_file():
-        text = path.read_text()
+        try:
+            text = read_small(path)
+        except (OSError, ValueError) as e:
+            why = e.strerror if isinstance(e, OSError) else e
+            raise UnreadableError(f"cannot read the config {name_or_path}: {why}") from e
     else:
         names = sorted(p.name[:-5] for p in (resources.files("uvcc_engine.train") / "configs").iterdir())
         near = nearest(name_or_path, names, CLOSE)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.parsing.small_text import MOST_TOKEN, read_small
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.whole_answer import limited
 from uvcc_engine.contract.run_files import control, files
@@ -150,7 +151,7 @@ class Orders:
         asked: dict[str, Any] = {"after": self._after, "wait_s": wait_s, "want": orders.ORDER}
         if self._readers:
             asked["put"] = {"name": orders.BEAT + self._coord, "body": boxes.seal_to(self._beat(), self._readers)}
-        token = Path(self._token).read_text().strip()
+        token = read_small(Path(self._token), MOST_TOKEN).strip()
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         connection.request("POST", "/records", json.dumps(asked), headers)
         reply = connection.getresponse()

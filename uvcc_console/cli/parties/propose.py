@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.parsing.small_text import MOST_TOKEN, read_small
 
 if TYPE_CHECKING:
     from uvcc_console.federation.rendezvous import Rendezvous
@@ -75,8 +76,8 @@ def meeting(args: argparse.Namespace) -> Rendezvous:
     from uvcc_console.federation.rendezvous import Rendezvous
 
     try:
-        token = args.token_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
+        token = read_small(args.token_file, MOST_TOKEN).strip()
+    except (OSError, ValueError) as e:
         raise UnreadableError(
             f"cannot read {args.token_file}: {e}", "whoever runs the relay gives every domain one"
         ) from e

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.small_text import MOST_TOKEN, read_small
 
 FOLDER: Final = "~/.uvcc/keys"
 ACCOUNT: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
@@ -61,6 +62,6 @@ def private(path: Path) -> None:
 
 def read(path: Path) -> str:
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
+        return read_small(path, MOST_TOKEN).strip()
+    except (OSError, ValueError) as e:
         raise UnreadableError(f"cannot read {path}: {e}") from e

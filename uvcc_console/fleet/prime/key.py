@@ -10,6 +10,7 @@ from typing import Any
 
 from uvcc_console.fleet.cloud import api_keys, hosts
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.small_text import read_small
 from uvcc_engine.contract.parsing.untrusted import json_of
 
 DEFAULT_URL = "https://api.primeintellect.ai"
@@ -62,8 +63,8 @@ def find_account(base_url: str = "", env: Mapping[str, str] | None = None, accou
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as e:
+        return read_small(path)
+    except (OSError, ValueError) as e:
         raise UnreadableError(f"cannot read {path}: {e}") from e
 
 

@@ -28,6 +28,7 @@ import yaml
 from uvcc_console.fleet.cloud.fields import part
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.parsing.small_text import MOST_TOKEN, read_small, read_small_bytes
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.text import clean
 
@@ -48,8 +49,8 @@ class Who(httpx.Auth):
         """Raises ConfigError where there is none to be had."""
         if self._file:
             try:
-                return Path(self._file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as e:
+                return read_small(Path(self._file), MOST_TOKEN).strip()
+            except (OSError, ValueError) as e:
                 raise ConfigError(f"cannot read the token in {self._file}: {e}", "see the kubeconfig's user") from e
         if self._plugin:
             async with self._asking:
@@ -110,7 +111,7 @@ def _inside(env: Mapping[str, str], namespace: str) -> Cluster:
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     own = ACCOUNT / "namespace"
-    place = namespace or (own.read_text().strip() if own.exists() else "default")
+    place = namespace or (read_small(own).strip() if own.exists() else "default")
     tls = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     return Cluster(server, place, Who(file=str(ACCOUNT / "token")), tls, "in-cluster")
 
@@ -122,8 +123,8 @@ def _read(paths: list[Path]) -> dict[str, Any]:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             raise ConfigError(f"others can write to {path}, which may name programs to run", f"chmod go-w {path}")
         try:
-            said = yaml_text.load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+            said = yaml_text.load(read_small(path))
+        except (OSError, ValueError, yaml.YAMLError) as e:
             raise ConfigError(f"cannot read {path}: {clean(str(e))[:200]}", "kubectl config view") from e
         if not isinstance(said, Mapping):
             raise ConfigError(f"{path} is no kubeconfig", "kubectl config view")
@@ -178,7 +179,7 @@ def _data(row: Mapping[str, Any], key: str) -> bytes:
             return base64.b64decode(str(given), validate=True)
         except binascii.Error as e:
             raise ValueError(f"{key}-data is not base64") from e
-    return Path(str(row[key])).read_bytes() if row.get(key) else b""
+    return read_small_bytes(Path(str(row[key]))) if row.get(key) else b""
 
 
 async def _ask(plugin: Mapping[str, Any]) -> tuple[str, float]:

@@ -23,6 +23,7 @@ import httptools
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UnreadableError
 from uvcc_engine.contract.machine import host_names
+from uvcc_engine.contract.parsing.small_text import MOST_TOKEN, read_small
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
@@ -51,9 +52,10 @@ _KEY = struct.Struct(">QIQH")  # big-endian, so that ids of one session sort by 
 def read_token(path: Path) -> str:
     """The bearer token. Raises UnreadableError."""
     try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise UnreadableError(f"cannot read the relay token {path}: {error.strerror}") from error
+        return read_small(path, MOST_TOKEN).strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UnreadableError(f"cannot read the relay token {path}: {why}") from error
 
 
 class HttpError(Exception):

@@ -9,6 +9,7 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.parsing.small_text import read_small_bytes
 
 TOKEN_FILE = "nats.token"
 CA_FILE = "nats.ca.pem"
@@ -41,8 +42,7 @@ async def nats_links(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
 
 def _read(path: str) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise UnreadableError(
-            f"cannot read {path}: {error.strerror}", "correct nats.token_file or nats.ca_file"
-        ) from error
+        return read_small_bytes(Path(path).expanduser())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UnreadableError(f"cannot read {path}: {why}", "correct nats.token_file or nats.ca_file") from error
