@@ -123,6 +123,35 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(tmp_path: Path, br
     assert logs[0].named("relay_down") or logs[1].named("relay_down")
 
 
+def test_a_broker_that_stands_still_is_not_a_party_that_is_silent(tmp_path: Path, broker: Broker) -> None:
+    """Its connections hold, and nothing comes through: each party took the other for lost, and the run ended."""
+    links, logs = [{**link, "peer_timeout_s": 10.0} for link in nats_links(tmp_path, broker)], [Log(), Log()]
+    met = threading.Barrier(3)
+
+    def body(party: int) -> None:
+        plane = make_plane(party, links[party], logs[party])
+        for op in range(6):
+            if op == 3:
+                met.wait(120)
+                met.wait(120)
+            plane.send(1 - party, Tag(0, 0, op, 1), b"%d.%d" % (party, op))
+            assert plane.recv(1 - party, Tag(0, 0, op, 1)) == b"%d.%d" % (1 - party, op)
+        plane.close()
+
+    def meanwhile() -> None:
+        met.wait(120)
+        broker.process.send_signal(signal.SIGSTOP)
+        met.wait(120)
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not all(log.named("relay_down") or log.named("peer_lost") for log in logs):
+            logs[0].seen.wait(0.05)
+        broker.process.send_signal(signal.SIGCONT)
+
+    run_parties(lambda: body(0), lambda: body(1), meanwhile)
+    for log in logs:
+        assert [name for name, _ in log.events if name in ("relay_down", "relay_up")][-1] == "relay_up"
+
+
 @pytest.mark.parametrize("loss", ["store", "password"])
 def test_a_broker_that_lost_its_store_or_refuses_for_a_while_does_not_hold_up_the_parties_for_good(
     tmp_path: Path, broker: Broker, loss: str

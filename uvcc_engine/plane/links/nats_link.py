@@ -41,6 +41,10 @@ _FETCH: Final = 32  # messages of a megabyte at most: a server ends a connection
 _FETCH_S: Final = 5.0
 _PARTIES: Final = frozenset(map(str, range(PARTIES)))
 _RETRY_S: Final = 1.0
+_PING_S: Final = 2.0
+_PINGS: Final = 2
+"""A broker that stands still behind a connection that holds is known as away after three pings: in ten seconds the
+parties would take each other for silent, and the run would end."""
 _AGAIN_S: Final = 2.0  # between two tries of what the broker refused
 _LAST_S: Final = 5.0  # for what is still to be said to a broker at the end
 _REST_S: Final = 0.02
@@ -283,6 +287,8 @@ class NatsLink:
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RETRY_S / 4,
+            ping_interval=_PING_S,
+            max_outstanding_pings=_PINGS,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
