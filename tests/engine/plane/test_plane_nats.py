@@ -263,6 +263,24 @@ def test_a_broker_that_is_slow_to_answer_is_not_told_of_as_gone(broker: Broker) 
     link.close()
 
 
+@pytest.mark.parametrize("fault", ["gone", "password"])
+def test_a_party_that_was_never_let_in_can_give_up(broker: Broker, fault: str) -> None:
+    """The client of the broker tries for ever, and whoever waited for its end with it."""
+    if fault == "gone":
+        broker.kill()
+    else:
+        other = broker.config.parent / "other"
+        other.write_text("another-token")
+    token = broker.config.parent / ("other" if fault == "password" else "token")
+    nats_links(broker.config.parent, broker)
+    link = NatsLink(url=f"nats://127.0.0.1:{broker.port}", party=0, group="run", box=1, token_file=token)
+    assert told(link).event == "relay_down"
+    ending = threading.Thread(target=link.close, daemon=True)
+    ending.start()
+    ending.join(120)
+    assert not ending.is_alive()
+
+
 def test_a_stream_whose_bound_its_operator_raised_is_taken_as_it_is(broker: Broker) -> None:
     """That is the cure which is told of a full one; whoever came back to it was refused for ever."""
     first = reader(broker, "run", 0)

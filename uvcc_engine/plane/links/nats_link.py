@@ -245,7 +245,9 @@ class NatsLink:
         fetching: asyncio.Task[None] | None = None
         while not self._ended.is_set() and fetching is None:
             try:
-                fetching = asyncio.create_task(self._fetch(await self._connect()))
+                subscription = await self._connected()
+                if subscription is not None:
+                    fetching = asyncio.create_task(self._fetch(subscription))
             except (OSError, nats.errors.Error) as error:
                 self._say_down(error)
                 if self._client is not None:
@@ -275,11 +277,24 @@ class NatsLink:
         except TimeoutError:
             return
 
+    async def _connected(self) -> Any:
+        """What :meth:`_connect` returns, or None where the end comes first: of a broker that is not there, or refuses
+        this party, the client never has enough, and a worker that gave up would not end."""
+        work = [asyncio.ensure_future(self._connect()), asyncio.ensure_future(self._ended.wait())]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        if work[0].done():
+            work[1].cancel()
+            return work[0].result()
+        work[0].cancel()
+        await asyncio.wait(work)
+        return None
+
     async def _connect(self) -> Any:
         """Connect, make sure of the stream and subscribe; returns the pull subscription."""
-        import nats
+        from nats.aio.client import Client
 
-        self._client = await nats.connect(
+        self._client = Client()  # known before it is connected: it is closed also where it never is
+        await self._client.connect(
             self._url,
             token=self._token,
             tls=self._tls,
