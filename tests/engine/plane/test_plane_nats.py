@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import GROUP, Log, free_port, make_plane, run_parties
+from plane_kit import GROUP, Log, certificate, free_port, make_plane, run_parties
 
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.api import Tag
@@ -259,6 +259,26 @@ def test_a_broker_that_is_slow_to_answer_is_not_told_of_as_gone(broker: Broker) 
     broker.process.send_signal(signal.SIGSTOP)
     threading.Timer(2.5, broker.process.send_signal, [signal.SIGCONT]).start()  # nats-py's own patience is 2 s
     link = reader(broker, "run", 0)
+    assert told(link).event == "relay_up"
+    link.close()
+
+
+def test_no_token_goes_to_a_broker_without_tls_where_tls_was_asked_for(broker: Broker) -> None:
+    folder = broker.config.parent
+    nats_links(folder, broker)
+    for scheme, ca in (("tls", None), ("nats", certificate(folder))):
+        url = f"{scheme}://127.0.0.1:{broker.port}"
+        link = NatsLink(url=url, party=0, group="run", box=1, token_file=folder / "token", ca_file=ca)
+        notice = told(link)
+        assert notice.event == "relay_down"
+        assert "it offers no TLS" in notice.fields["why"]
+        link.close()
+    broker.kill()
+    settings = json.loads(broker.config.read_text())
+    tls = {"cert_file": str(folder / "cert.pem"), "key_file": str(folder / "key.pem")}
+    broker.config.write_text(json.dumps(settings | {"tls": tls}))
+    broker.start()
+    link = NatsLink(url=url, party=0, group="run", box=1, token_file=folder / "token", ca_file=folder / "cert.pem")
     assert told(link).event == "relay_up"
     link.close()
 

@@ -289,11 +289,25 @@ class NatsLink:
         await asyncio.wait(work)
         return None
 
-    async def _connect(self) -> Any:
-        """Connect, make sure of the stream and subscribe; returns the pull subscription."""
+    def _made(self) -> Any:
+        """A client that says nothing, and so no token, to a server without TLS where TLS was asked for: the library
+        goes by what the server's first line says, and somebody on the way can write that."""
+        import nats.errors
         from nats.aio.client import Client
 
-        self._client = Client()  # known before it is connected: it is closed also where it never is
+        sealed = self._tls is not None or self._url.startswith("tls:")
+
+        class Careful(Client):
+            def _connect_command(self) -> bytes:
+                if sealed and not self._server_info.get("tls_required"):
+                    raise nats.errors.Error("it offers no TLS, which nats.url or nats.ca_file asks for")
+                return bytes(super()._connect_command())
+
+        return Careful()
+
+    async def _connect(self) -> Any:
+        """Connect, make sure of the stream and subscribe; returns the pull subscription."""
+        self._client = self._made()  # known before it is connected: it is closed also where it never is
         await self._client.connect(
             self._url,
             token=self._token,
