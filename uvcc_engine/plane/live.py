@@ -22,11 +22,9 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link, no_work
-from uvcc_engine.plane.waits import HaltPatience, Waits, lost, stopped_for
+from uvcc_engine.plane.waits import HaltPatience, Waits, away_hint, lost, stopped_for
 
 _LONGEST_WAIT: Final = 1.0
-_RELAY: Final = "relay.log beside its store says why it ended; uvcc resume RUN starts it again"
-_BROKER: Final = "see that it runs, and that nats.url, nats.token_file and nats.ca_file are its own; then uvcc resume"
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up", "link_down"})
 
 
@@ -392,7 +390,7 @@ class LivePlane:
         no_more = self.patience.over(max(away, silent), now)
         if away > waits.away_s or (away and no_more):
             why = ", and the run is to halt" if no_more else ""
-            hint = _BROKER if self._link.kind == "nats" else _RELAY
+            hint = away_hint(self._link.kind)
             what = f"{self._away_from} has not been reached for {away:.0f} s{why}{self._away_why}"
             raise UnreachableError(what, hint)
         gone, refused = endpoint.bye and endpoint.drained(), self._link.lost(peer)

@@ -38,6 +38,13 @@ def lost(peer: int, why: str, silent: float, trouble: str) -> PeerLostError:
     return PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", hint, party=peer)
 
 
+def away_hint(kind: str) -> str:
+    """What to do about a relay, or a broker, that a link of this kind does not reach."""
+    if kind == "nats":
+        return "see that it runs, and that nats.url, nats.token_file and nats.ca_file are its own; then uvcc resume"
+    return "relay.log beside its store says why it ended; uvcc resume RUN starts it again"
+
+
 class HaltPatience:
     """Whether it is sensible to wait on for somebody who is silent while this party is asked to halt.
 
