@@ -180,6 +180,17 @@ def test_a_table_that_two_readers_could_read_differently_is_no_table_to_either_v
     assert standalone_verify.main([str(package.artifacts), "--allowed-signers", str(package.signers)]) == 2
 
 
+def test_what_nobody_signs_of_a_table_may_be_anything_to_both_verifiers(package: Package) -> None:
+    """Section 11 holds the column of losses to what was signed; a trainer's other columns are its own."""
+    path = package.artifacts / "full/p0r0/training.csv"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b",100\n", b",n/a\n", 1))
+    assert path.read_bytes() != before
+    collector.seal(package.run_dir)
+    assert package.pinned() == 0
+    assert standalone_verify.main([str(package.artifacts), "--allowed-signers", str(package.signers)]) == 0
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_collector_who_lies_about_what_was_signed_is_named(
     lie: str, package: Package, capsys: pytest.CaptureFixture[str]

@@ -10,20 +10,23 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats.reading import reason, shown
 from uvcc_engine.transcript.proof import derived_files, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
 from uvcc_engine.transcript.proof.verification_certificate import HOLDS, VERIFIED, Certificate
 from uvcc_engine.transcript.proof.verifier import examine as examine_bundle
 from uvcc_engine.transcript.signing.signers import AllowedSigners
+from uvcc_engine.transcript.signing.sshsig import NAMESPACES
 from uvcc_engine.transcript.terms.policy import Policy
 
 FULL: Final = "full"
+OF_ONE_RUN: Final = "that they are phases of one run is the collector's word"
 UNPINNED: Final = "IDENTITIES ARE NOT PINNED: whoever made this bundle chose the keys"
 # what may lack -> exit code; of several, the smallest
 CODES: Final[Mapping[str, int]] = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
@@ -184,6 +187,7 @@ def examine(
     target.deciding()
     expected = Policy.load(policy) if policy is not None else None
     certificates: dict[str, Certificate] = {}
+    policies: dict[str, Policy] = {}
     for name, file in target.phases.items():
         main = name == target.decides
         signers = pins.of(name)
@@ -199,6 +203,10 @@ def examine(
                 head=head if main else None,
             )
             _check_beside(file, bundle)
+        policies[name] = bundle.policy
+    if said := _of_one_run(policies, pins):
+        decides = certificates[target.decides]
+        certificates[target.decides] = replace(decides, warnings=(*decides.warnings, said))
     listed, lacks = _check_manifest(target, pins.of(target.decides), certificates, require)
     lacks = {**_lacking(target, certificates, require), **lacks}
     if wrong := [name for name in CODES if name in require & lacks.keys()]:
@@ -227,6 +235,31 @@ def _wrong_over_unreadable(target: PackageTarget) -> Iterator[None]:
         if target.root is not None and manifest.is_there(target.root):
             manifest.check(target.root, None)
         raise
+
+
+def _of_one_run(policies: Mapping[str, Policy], pins: ExpectedSigners) -> str:
+    """Hold the phases of a package against each other; returns what only the collector says of them, "" if nothing.
+
+    A policy names no run. Domains of their own sign proposal and attempt in every phase, so these must be the same.
+    Where one operator ran all three, pods that were replaced have other keys, and so has another run: whoever expects
+    both keys of a party at once cannot tell which it is. Raises VerificationError.
+    """
+    first = next(iter(policies))
+    for name, policy in policies.items():
+        if (policy.proposal, policy.attempt) != (policies[first].proposal, policies[first].attempt):
+            what = f"phases {shown(first, 80)} and {shown(name, 80)} are of different proposals or attempts"
+            raise VerificationError(
+                "phases", f"{what}: they are not of one run", "ask whoever collected it for one run"
+            )
+    keys = {p: {n: policy.parties[p].public.ed25519 for n, policy in policies.items()} for p in range(PARTIES)}
+    other = [f"P{p}" for p, of in keys.items() if any(_lets(pins.of(n), f"P{p}", of, n) for n in of)]
+    return f"{', '.join(other)} signed the phases with different keys: {OF_ONE_RUN}" if other else ""
+
+
+def _lets(signers: AllowedSigners | None, who: str, keys: Mapping[str, str], phase: str) -> bool:
+    """Whether the key of another phase would have done in this one."""
+    others = set(keys.values()) - {keys[phase]}
+    return any(signers is None or not signers.refusal(who, key, NAMESPACES) for key in others)
 
 
 def _check_beside(file: Path, bundle: Bundle) -> None:

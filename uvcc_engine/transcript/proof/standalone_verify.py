@@ -22,12 +22,14 @@ MIB, HEAD, TAIL = 1024 * 1024, "-----BEGIN SSH SIGNATURE-----\n", "-----END SSH 
 BUNDLE, POLICY, SIGNATURES, MANIFEST = "proof_bundle.json", "policy.json", "policy_signatures.json", "MANIFEST.json"
 OF_A_RUN = (MANIFEST, f"{MANIFEST}.sig", "run_full.jsonl", "run_full.log", "dp_layout.json")
 FOR_POLICY, FOR_ROOT, FOR_RESULT, FOR_MANIFEST = "uvcc-policy", "uvcc-root", "uvcc-result", "uvcc-manifest"
+THREE = "agreed: each domain runs its own pods (so the policy; no domain was asked: uvcc verify --domain asks); two"
 NOTHING = "no product was proved: an altered one goes unnoticed"
 PROOFS = "all three signed that every message between them was proved (sound if one domain at most is corrupt)"
 PRODUCTS = ("all three signed that products and truncations were proved (sound if one domain at most is corrupt); "
             "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them")
 COVERT = ("{} of {} domains' steps were drawn for an audit (1 in {} on average), all three signed that the proofs of "
           "these held (sound if one domain at most is corrupt); not proved: every other step")
+OF_ONE_RUN = "that they are phases of one run is the collector's word"
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 RECORD, HEADER = struct.Struct("<BBBBIIQQ32s"), struct.Struct("<8sIQ32s32s")
 OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START, PROOF, COIN, _, AUDIT = range(1, 15)
@@ -93,8 +95,7 @@ def canonical(value: Json) -> bytes:
     return (number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)).encode()
 def parse_canonical(data: bytes, what: object) -> Json:
     body = data[:-1] if data.endswith(b"\n") else data; value = parse(body, what)
-    need(canonical(value) == body, Unreadable, f"{what} is not canonical JSON")
-    return value
+    need(canonical(value) == body, Unreadable, f"{what} is not canonical JSON"); return value
 def fit(value: Json, form: Any, what: str) -> Json:
     """The value, if it has the form: a dict of exactly these fields, a list ``[form]``, or what a function accepts."""
     if isinstance(form, re.Pattern): good: Any = isinstance(value, str) and form.fullmatch(value)
@@ -109,8 +110,7 @@ def below(most: int, least: int = 0) -> Any: return lambda value: type(value) is
 def numbers(value: Json) -> bool: return type(value) is dict and all(type(n) in (int, float) for n in value.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
 class Tree:  # RFC 9162 section 2.1.1
-    def __init__(self) -> None:
-        self.stack, self.size = list[bytes](), 0
+    def __init__(self) -> None: self.stack, self.size = list[bytes](), 0
     def add(self, leaf: bytes) -> None:
         size = self.size
         while size & 1: leaf, size = sha(b"\1", self.stack.pop(), leaf), size >> 1
@@ -161,6 +161,12 @@ def check_claims(claims: list[Claim]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for claim, good in zip(claims, pool.map(holds, claims), strict=True):
             need(good, Wrong, f"the signature of {claim.what} does not hold")
+def named(who: str, line: str) -> bool:
+    """Whether a line of the reader's file is of somebody, to OpenSSH: a pattern fits, and none with a ``!`` does."""
+    found, glob = re.match(r'[ \t]*(?:"([^"]*)"|([^"# \t][^ \t]*))[ \t]', line), {"*": ".*", "?": "."}
+    def fits(name: str) -> Any: return re.fullmatch("".join(glob.get(c) or re.escape(c) for c in name), who)
+    good = [n[:1] for n in (found[1] or found[2] or "").split(",") if fits(n.removeprefix("!"))] if found else []
+    return bool(good) and "!" not in good
 def check_pinned(signers: Path | None, who: str, claims: list[Claim]) -> None:
     """The reader's own file lets this key sign as ``who`` in the namespaces of these claims: ssh-keygen decides."""
     for claim in {c.namespace: c for c in claims}.values() if signers is not None else ():
@@ -219,8 +225,7 @@ class Policy:
         return [one["ed25519"], *(pod["ed25519"] for pod in pods)]
     def key(self, c: Coord) -> str: return self.keys[c[1]][c[0] if len(self.keys[c[1]]) > 1 else 0]
     def sid_rep(self, replica: int) -> bytes: return sha(b"UVCC_SID_REPLICA_V1", self.sid, u32(replica))
-    def sid_sub(self, c: Coord) -> bytes:
-        return sha(b"UVCC_SID_SUB_V1", self.sid_rep(c[0]), struct.pack("<BH", c[2], c[3]))
+    def sid_sub(self, c: Coord) -> bytes: return sha(b"UVCC_SID_SUB_V1", self.sid_rep(c[0]), struct.pack("<BH", *c[2:]))
     def values(self, epoch: int) -> list[str]:
         step, last = self.first + epoch, self.data["job"]["steps"] - 1
         loss, val = (step == last or (n and (step + m) % n == 0) for n, m in ((self.every, 0), (self.validated, 1)))
@@ -233,14 +238,12 @@ def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: lis
     flows = {(a, b): hashlib.sha256(b"UVCC_FLOW_V1" + mark) for a in range(3) for b in range(3)}
     roles = {(0, me, me): LOCAL, **{(0, me, p): WIRE for p in peers(me)}, **{(1, p, me): WIRE for p in peers(me)}}
     for _ in range(leaves):
-        record = file.read(RECORD.size)
-        direction, kind, src, dst, op, chunk, stream, size, _ = RECORD.unpack(record)
+        direction, kind, src, dst, op, chunk, stream, size, _ = RECORD.unpack(record := file.read(RECORD.size))
         key = (stream, op, chunk, direction, src, dst, kind)
         if key <= last or kind not in roles.get((direction, src, dst), ()):
             raise Wrong(f"epoch {epoch} of P{me}: leaf {key} is out of order, there twice, or none of this party")
         last = key; tree.add(sha(b"\0UVCC_LEAF_V1", mark, record))
-        flows[src, dst].update(record[1:])
-        opened += src == dst and kind != PIPELINE
+        flows[src, dst].update(record[1:]); opened += src == dst and kind != PIPELINE
         if src != dst: seen[:] = seen[0] + (kind == RESHARE), seen[1] + (kind == OPEN), seen[2] + size
     ends = {p: (min(p, me), max(p, me)) for p in peers(me)}
     pairs = {str(p): sha(b"UVCC_PAIR_DIGEST_V1", flows[a, b].digest(), flows[b, a].digest()).hex()
@@ -263,8 +266,7 @@ def check_leaves(path: Path, policy: Policy, worker: Worker) -> int:
             found = summarise(file, leaves, sid, epoch, worker.coord[1], worker.seen[-1])
             same(f"what is signed of {where}", {name: stated[name] for name in found}, found)
             done, total = done + 1, total + leaves
-    same(f"epochs in {path}", done, len(worker.roots))
-    return total
+    same(f"epochs in {path}", done, len(worker.roots)); return total
 # ---- sections 6 to 9: what a bundle says ---------------------------------------------------------------------------
 STATED = {"coord": str, "head": HEX32, "root": HEX32, "sid_job": HEX32, "version": below(3, 2), "seen": object,
           "values": numbers}
@@ -277,6 +279,7 @@ WHOLE = {"epochs": [{"epoch": below(2**32), "global_root": HEX32, "replica_roots
          "format": re.compile("uvcc-proof-bundle-v2"), "policy_signatures": dict.fromkeys("012", str),
          "run_root": HEX32, "result_hashes": [HEX32],
          "workers": [{"coord": str, "openings": [OPENED], "result": object, "roots": [object]}]}
+def line_of(one: Json) -> bytes: return canonical({n: one[n] for n in ("signature", "statement")}) + b"\n"
 class Worker:
     """One worker's part of a bundle: ``roots`` are the statements of its epochs, ``last`` that of its result."""
     def __init__(self, data: Json) -> None:
@@ -287,7 +290,7 @@ class Worker:
         self.core = canonical({name: self.last[name] for name in ("sid_job", "state_digests", "steps", "values")})
         hashed = sha(b"UVCC_RESULT_V1", self.core).hex()
         need(self.last["result_hash"] == hashed, Unreadable, f"the result hash of {self.name} is not of its fields")
-        self.lines = [b"".join(map(self.line, data["roots"])), self.line(data["result"])]
+        self.lines = [b"".join(map(line_of, data["roots"])), line_of(data["result"])]
         self.lines.append(b"".join(canonical(one) + b"\n" for one in self.openings))
     def read(self, one: Json, form: dict[str, Any]) -> Json:
         proved = fit(fit(one, dict, self.name).get("statement"), dict, self.name).get("proved")
@@ -296,11 +299,7 @@ class Worker:
         s = fit(one, {"signature": str, "statement": form | proof}, f"a statement of {self.name}")["statement"]
         others = dict.fromkeys(map(str, peers(coord_of(s["coord"])[1])), HEX32)
         fit(s["seen"], others if s.get("epoch", 1) else {}, f"seen of {self.name}")
-        fit(s.get("pairs", {}), others if "pairs" in s else {}, f"pairs of {self.name}")
-        return s
-    @staticmethod
-    def line(one: Json) -> bytes:
-        return b'{"signature":' + canonical(one["signature"]) + b',"statement":' + canonical(one["statement"]) + b"}\n"
+        fit(s.get("pairs", {}), others if "pairs" in s else {}, f"pairs of {self.name}"); return s
 class Bundle:
     """A well-formed bundle, signed by the three parties of its policy; :meth:`check` says whether it holds."""
     def __init__(self, path: Path, signers: Path | None, expected: Policy | None, main: bool) -> None:
@@ -312,8 +311,7 @@ class Bundle:
         texts = data["policy_signatures"]
         self.claims = [Claim(p.keys[i][0], FOR_POLICY, p.text, texts[str(i)], f"the policy by P{i}") for i in range(3)]
         check_claims(self.claims)
-        self.workers = [Worker(one) for one in data["workers"]]
-        self.at = {w.coord: w for w in self.workers}
+        self.workers = [Worker(one) for one in data["workers"]]; self.at = {w.coord: w for w in self.workers}
         wanted = product(range(p.replicas), range(3), range(p.stages), range(p.tensor))
         same("the workers", [w.name for w in self.workers], [name_of(c) for c in wanted])
         self.length, least, waited = len(self.workers[0].roots), math.inf, 0
@@ -329,8 +327,7 @@ class Bundle:
                 s, what = one["statement"], f"{w.name} of epoch {one['statement'].get('epoch', 'last')} ({namespace})"
                 self.claims.append(Claim(p.key(w.coord), namespace, canonical(s), one["signature"], what))
         for i in range(3): check_pinned(signers, f"P{i}", [c for c in self.claims if c.key == p.keys[i][0]])
-    def mates(self, w: Worker) -> list[Worker]:
-        r, _, s, t = w.coord; return [self.at[r, party, s, t] for party in range(3)]
+    def mates(self, w: Worker) -> list[Worker]: return [self.at[w.coord[0], p, *w.coord[2:]] for p in range(3)]
     def audits(self) -> tuple[int, int, int]:
         """How many domains' steps were audited, of how many, and one in how many was due (section 7)."""
         verdicts = [s["proved"] for w in self.workers if w.coord[1] == 0 for s in w.roots if "proved" in s]
@@ -352,8 +349,7 @@ class Bundle:
             top = sha(b"UVCC_GLOBAL_ROOT_V1", p.sid, u32(e), *tops)
             tree.add(sha(b"\0", top))
             found.append({"epoch": e, "global_root": top.hex(), "replica_roots": [one.hex() for one in tops]})
-        same("the epochs", self.data["epochs"], found)
-        same("the run root", self.data["run_root"], tree.root().hex())
+        same("the epochs", self.data["epochs"], found); same("the run root", self.data["run_root"], tree.root().hex())
     def _statements(self, w: Worker, mates: list[Worker], first: Worker) -> None:
         """What a worker signed agrees with the policy, with its peers' ends, and with the values of the others."""
         p, others = self.policy, [mates[i] for i in peers(w.coord[1])]
@@ -509,7 +505,8 @@ def check_table(path: Path, bundle: Bundle) -> None:
     try:
         rows = csv.DictReader(read(path).decode().splitlines()); once([(name, 0) for name in rows.fieldnames or []])
         for row in rows:
-            step, cells = int(row["step"]), {of + n: float(c) for n, c in row.items() if c and n != "step"}
+            read_here = [(n, c) for n, c in row.items() if c and (n != "step" if of else n in ("loss", None))]
+            step, cells = int(row["step"]), {of + n: float(c) for n, c in read_here}  # None: a cell too many
             due = {n: v for n, v in signed.get(step, {}).items() if (n[:4] == of if of else n == "loss")}
             odd = due.keys() != (cells if of else {"loss": cells["loss"]}).keys() and step > p.first
             need(not odd, Wrong, f"{path} names {sorted(cells)} after step {step}, signed are {sorted(due)}")
@@ -522,17 +519,16 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     if not (own := {MANIFEST, f"{MANIFEST}.sig"}) & set(files): return "there is no manifest"
     need(own <= set(files), Wrong, f"{MANIFEST} or its signature is missing")
     data, armored = read(root / MANIFEST), read(root / f"{MANIFEST}.sig", 4096).decode()
-    blob = decoded(armored[30:-28].replace("\n", ""))
-    key = f"ssh-ed25519 {base64.b64encode(blob[14:65]).decode()}"
+    blob = decoded(armored[30:-28].replace("\n", "")); key = f"ssh-ed25519 {base64.b64encode(blob[14:65]).decode()}"
     whole = armored.startswith(HEAD) and blob[:6] == b"SSHSIG" and len(blob) > 128 and key_line(key)
     need(whole, Unreadable, f"{MANIFEST}.sig is no signature")
     need(holds(claim := Claim(key, FOR_MANIFEST, data, armored, MANIFEST)), Wrong, f"{MANIFEST} is not what was signed")
     entry = {"bytes": below(2**53), "path": WORDS, "sha256": HEX32}
     form = {"collector": str, "files": [entry], "format": re.compile("uvcc-manifest-v1"), "run": str, "phases": dict}
     found = fit(parse_canonical(data, MANIFEST), form, MANIFEST); same("the collector", found["collector"], key)
-    lines = read(signers, MIB).decode(errors="replace").splitlines() if signers is not None else []
-    named = any("collector" in line.split(" ")[0].split(",") for line in lines)
-    check_pinned(signers if named else None, "collector", [claim])
+    lines = read(signers, MIB).decode(errors="replace").split("\n") if signers is not None else []
+    known = any(named("collector", line) for line in lines)
+    check_pinned(signers if known else None, "collector", [claim])
     listed, there = {one["path"]: one for one in found["files"]}, set(files) - own
     need(not (odd := sorted(there ^ set(listed))), Wrong, f"added or removed since it was signed: {', '.join(odd[:9])}")
     same("the list of files", sorted(there), [one["path"] for one in found["files"]])
@@ -543,7 +539,7 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     for phase, b in bundles.items():
         ids = {"policy_hash": b.policy.hash.hex(), "sid_job": b.policy.sid.hex()}
         same(f"the manifest's phase {phase}", found["phases"].get(phase), ids)
-    return "" if named else f"nobody says whose key {found['collector']} is"
+    return "" if known else f"nobody says whose key {found['collector']} is"
 # ---- what PATH names, and the verdict ------------------------------------------------------------------------------
 def find(path: Path) -> tuple[Path | None, dict[str, Path], str]:
     """The folder that a manifest covers, the phases' bundles, and the phase that decides."""
@@ -573,11 +569,15 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         if leaves < 0: lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
         say(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
         say(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
-        who = {"three": "agreed: each domain runs its own pods; two", "one": "one operator ran all three domains, and"}
+        who = {"three": THREE, "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
         words = {"off": NOTHING, "products": PRODUCTS, "proofs": PROOFS, "covert": COVERT.format(*bundle.audits())}
         say(f"  {who[bundle.policy.who]} could look at everything{shown}\n  {words[bundle.policy.verify]}")
         if not bundle.policy.form: say("  no model and batch are named: the form was not checked")
+    agreed = {spelled([b.policy.data["inputs"].get(n) for n in ("proposal", "attempt")]) for b in bundles.values()}
+    need(len(agreed) == 1, Wrong, f"{', '.join(bundles)} are of different proposals or attempts: no phases of one run")
+    many = [f"P{i}" for i in range(3) if len({b.policy.keys[i][0] for b in bundles.values()}) > 1]
+    if many: say(f"  {', '.join(many)} signed the phases with different keys: {OF_ONE_RUN}")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))): lacks["manifest"] = why
     say("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
