@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.data.data_files import DAMAGED, MOST_BYTES
+from uvcc_engine.data.named_file import refuse_streams
 
 Array = np.ndarray[Any, Any]
 MOST_WHOLE: Final = 64 << 20
@@ -51,6 +52,7 @@ class StoredArray:
 
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
     """The arrays of an ``.npz`` archive by name, or the one of an ``.npy`` file under "". Raises UnreadableError."""
+    refuse_streams(path)
     try:
         if path.suffix.lower() != ".npz":
             with path.open("rb") as file:

@@ -13,9 +13,12 @@ from typing import Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.contract.text import counted
+from uvcc_engine.data.named_file import refuse_streams
 
 MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""
+MOST_COLUMNS: Final = 100_000
+"""Each is looked at by itself, and has its lines in a schema: ten seconds for so many."""
 MISSING_WORDS: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 DELIMITERS: Final = (",", ";", "\t", "|")
 _ANNOUNCES: Final = "sep="
@@ -133,6 +136,7 @@ def delimiter_of(first: str) -> tuple[str, bool]:
 
 def read_bytes(path: Path) -> bytes:
     """A table's file. Raises ConfigError if it is too large, UnreadableError if it cannot be read."""
+    refuse_streams(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path} has more than {MOST_BYTES >> 30} GiB", "share it in parts, or as .npz")
@@ -153,9 +157,15 @@ def header_names(file: str, cells: list[str]) -> list[str]:
         names[0] = ROW
     if all(as_number(name) is not None for name in names):
         raise ConfigError(f"{file} starts with numbers, not with its columns' names", "put a header line on top")
+    if len(names) > MOST_COLUMNS:
+        raise ConfigError(
+            f"{file} has {len(names)} columns, at most {MOST_COLUMNS} are read", "is it rows that should be columns?"
+        )
+    before = set[str]()
     for at, name in enumerate(names, 1):
         if not name:
             raise ConfigError(f"{file}: column {at} has no name", "name it in the header line")
-        if name in names[: at - 1]:
+        if name in before:
             raise ConfigError(f"{file} has two columns {name!r}", "rename one in the header line")
+        before.add(name)
     return names

@@ -20,6 +20,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.image_folder import read_images
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.sets import Floats, Ints
 
 _FEATURE_NAMES: Final = ("x", "X", "features", "images", "data")
@@ -43,6 +44,8 @@ def read_rows(path: Path, labels: Path | None = None) -> tuple[Floats, Ints]:
     one of PNG files for each class, ``.npy`` and IDX need ``labels``.
     Raises UnreadableError if a file is not of its format, ConfigError if the arrays do not fit together.
     """
+    for named in filter(None, (path, labels)):
+        refuse_streams(named)
     if path.is_dir():
         if labels is not None:
             raise ConfigError(f"{path.name} says by its folders which class an image is of", "leave the labels out")
@@ -64,6 +67,7 @@ def read_queries(path: Path) -> Floats:
 
     Raises UnreadableError, ConfigError, as ``read_rows`` does.
     """
+    refuse_streams(path)
     if _kind(path) in ("npy", "idx"):
         x = _read_array(path)
         if x.ndim < 2 or not len(x):
@@ -75,12 +79,12 @@ def read_queries(path: Path) -> Floats:
 def read_arrays(path: Path) -> dict[str, Floats]:
     """All arrays of an ``.npz`` or ``.safetensors`` file by name, each in its own shape, as float64. Raises
     UnreadableError."""
+    refuse_streams(path)
     if path.suffix.lower() == ".safetensors":
         return {name: array.astype(np.float64) for name, array in read_tensors(path).items()}
 
     def read() -> dict[str, Floats]:
-        with np.load(_bounded(path), allow_pickle=False) as found:
-            return {name: found[name].astype(np.float64) for name in found.files}
+        return {name: array.astype(np.float64) for name, array in archived(_bounded(path)).items()}
 
     arrays: dict[str, Floats] = _readable(path, read)
     return arrays
@@ -115,7 +119,7 @@ def _kind(path: Path) -> str:
 def _readable(path: Path, read: Callable[[], Any], hint: str = "check the file and its format") -> Any:
     try:
         return read()
-    except (*DAMAGED, zipfile.BadZipFile) as error:
+    except (*DAMAGED, zipfile.BadZipFile, RuntimeError) as error:  # the last: an entry that is encrypted
         raise UnreadableError(f"cannot read {path}: {error}", hint) from error
 
 
@@ -125,6 +129,16 @@ def _bounded(path: Path) -> Path:
         if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
             raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
     return path
+
+
+def archived(file: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an ``.npz`` archive by name. Raises ValueError for an entry that is none: NumPy gives its bytes."""
+    with np.load(file, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"its entry {name[:80]!r} is no array")
+    return arrays
 
 
 def features_and_labels(path: Path, found: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -137,8 +151,7 @@ def features_and_labels(path: Path, found: Mapping[str, Any]) -> tuple[Any, Any]
 
 def _read_npz(path: Path) -> tuple[Any, Any]:
     def read() -> tuple[Any, Any]:
-        with np.load(_bounded(path), allow_pickle=False) as found:
-            return features_and_labels(path, dict(found))
+        return features_and_labels(path, archived(_bounded(path)))
 
     x, y = _readable(path, read)
     return x, y

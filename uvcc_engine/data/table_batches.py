@@ -14,6 +14,7 @@ from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.text import counted
 from uvcc_engine.data.array_files import RowReader, rows_in_step, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable, delimiter_of, header_names
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.table_files import array_columns, read_table, text_columns
 
 MOST_CELLS: Final = 1 << 15
@@ -25,6 +26,7 @@ def table_batches(path: Path) -> Iterator[CsvTable]:
 
     Parts have no digest: it would be that of other bytes.
     """
+    refuse_streams(path)
     found, read = False, {".npz": _npz, ".parquet": _parquet, ".safetensors": _whole}.get(path.suffix.lower(), _csv)
     for part in read(path):
         found = True

@@ -17,7 +17,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.csv_table import CsvTable, read_bytes, read_csv
-from uvcc_engine.data.data_files import DAMAGED, MOST_BYTES, read_tensors
+from uvcc_engine.data.data_files import DAMAGED, MOST_BYTES, archived, read_tensors
 
 
 def read_table(path: Path) -> CsvTable:
@@ -72,8 +72,7 @@ def _npz(path: Path, raw: bytes) -> dict[str, list[str]]:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
                 raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
-        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
+        arrays = archived(io.BytesIO(raw))
     except (*DAMAGED, zipfile.BadZipFile, RuntimeError) as error:
         raise UnreadableError(
             f"cannot read {path}: {error}", "save it with numpy.savez, a name for each column"

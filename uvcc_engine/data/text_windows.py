@@ -20,6 +20,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.data.features import check_sides, side_counts, side_of
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.own_tokenizer import TextTokenizer
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.sets import Dataset, Ints, one_hot
@@ -69,6 +70,7 @@ BYTES: Final = tuple(chr(value) for value in range(256))
 
 
 def _bytes(path: Path) -> bytes:
+    refuse_streams(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)

@@ -23,6 +23,7 @@ from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import targets, transform
 from uvcc_engine.data.fitting_pass import FittingPass, check_joint
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.schema import DROP, EMBEDDED, UNLABELLED, Schema, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Ints, Labels, check_split, target_rows
 from uvcc_engine.data.table_batches import table_batches
@@ -66,6 +67,7 @@ def file_digests(data: Path, schema: Path) -> dict[str, str]:
     try:
         found = {}
         for what, path in (("data", data), ("schema", schema)):
+            refuse_streams(path)
             with path.open("rb") as file:
                 found[what] = hashlib.file_digest(file, "sha256").hexdigest()
         return found

@@ -167,6 +167,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)
         check_range(f"{args.data.name}: a feature", x)
+        if (least := int(y.min())) < 0:
+            raise ConfigError(f"{args.data.name}: a label is {least}", "labels are classes 0, 1, 2, ...")
         features, classes, bits = x.shape[1], int(y.max()) + 1, x
     elif args.elsewhere and args.base is None:
         features, classes = _named_sizes(asked)  # how many rows its owners have is theirs to know

@@ -23,6 +23,7 @@ from uvcc_engine.data.data_files import features_and_labels
 from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import complete_rows, row_weights, sides, targets, transform
 from uvcc_engine.data.fitting_pass import FittingPass, check_joint
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.schema import Schema, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream
 from uvcc_engine.data.table_batches import table_batches
@@ -212,6 +213,7 @@ def public_sides(seed: int, rows: int, test_rows: int, val_rows: int) -> Ints:
 def _look(path: Path) -> tuple[int, int, int]:
     """(lines of header, rows, columns) of a numeric CSV file; nothing is converted but the first line."""
     count, header, width = 0, 0, 0
+    refuse_streams(path)
     try:
         with path.open("rb") as lines:
             for line in lines:

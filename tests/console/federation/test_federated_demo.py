@@ -180,6 +180,31 @@ def test_a_story_that_fails_tells_of_each_domain_what_its_conductor_said(tmp_pat
     )
 
 
+def test_a_conductor_that_fails_ends_the_wait_of_an_owner_and_is_named_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner waits for pods; it was told to wait longer, minutes after the conductors had said why there are none."""
+    monkeypatch.setattr(story, "MAIN", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(story, "LOOK_S", 0.01)
+
+    class Waits:
+        started: list[subprocess.Popen[str]] = []  # noqa: RUF012
+
+        def start(self, command: tuple[str, ...]) -> subprocess.Popen[str]:
+            made = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.started.append(made)
+            return made
+
+    stage = people.Scene(tmp_path, tmp_path, {"north": Waits()}, "here")  # type: ignore[dict-item]
+    made = story.Story(stage, print)
+    made.log_of("beta").write_text("ward-1: failed, not verified (this installation's code is another)\n")
+    made.conducting["beta"] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True)
+    with pytest.raises(UvccError) as failed:
+        made.tried("north", "owner", "share", "--wait", "240")
+    assert failed.value.what == "beta: ward-1: failed, not verified (this installation's code is another)"
+    assert Waits.started[0].poll() is not None  # whoever waited waits no more
+
+
 # the whole story
 
 

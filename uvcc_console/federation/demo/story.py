@@ -46,6 +46,7 @@ smoke: {steps: 0}
 """
 ROWS: Final = 150
 PATIENCE_S: Final = 240
+LOOK_S: Final = 1.0
 _READY_S: Final = 30.0
 _WHY: Final = re.compile(r"^(?:error: .+|the conductor of \S+ died|\S+: (?:failed|halted|torn_down)\b.*)", re.MULTILINE)
 Say = Callable[[str], None]
@@ -206,10 +207,18 @@ class Story:
                 raise UvccError(f"{name} has not ended after {PATIENCE_S} s", f"see {self.log_of(name)}") from None
             self._go_on()
             if code:
-                failed.append(f"{name}: {verdict_of(self.log_of(name).read_text()) or f'ended with {code}'}")
+                failed.append(self._why(name, code))
             else:
                 self.say(f"{name:<12} gave its pods back and verified the whole run by itself")
         if failed:
+            raise UvccError("; ".join(failed), f"the logs are in {self.stage.folder}")
+
+    def _why(self, name: str, code: int) -> str:
+        return f"{name}: {verdict_of(self.log_of(name).read_text()) or f'ended with {code}'}"
+
+    def _all_conduct(self) -> None:
+        """Raises UvccError with the words of each conductor that has failed already: nobody need wait for its pods."""
+        if failed := [self._why(name, code) for name, process in self.conducting.items() if (code := process.poll())]:
             raise UvccError("; ".join(failed), f"the logs are in {self.stage.folder}")
 
     def _judge(self) -> int:
@@ -222,7 +231,7 @@ class Story:
 
         def act(name: str) -> str:
             if name == AUDITOR:
-                code, said = self._tried(name, "verify", str(handed), *pinned)
+                code, said = self.tried(name, "verify", str(handed), *pinned)
                 codes.append(code)
                 return said
             out = str(self.stage.people[name].home / "results")
@@ -263,11 +272,23 @@ class Story:
         if self.ended.is_set():
             raise UvccError("the demo was ended")
 
-    def _tried(self, name: str, *args: str) -> tuple[int, str]:
-        """Exit code and output of somebody's command, to its end."""
+    def tried(self, name: str, *args: str) -> tuple[int, str]:
+        """Exit code and output of somebody's command, to its end, or to that of a conductor that fails meanwhile."""
         self._go_on()
-        process = self.stage.people[name].start((*MAIN, *args))
-        said, _ = process.communicate(timeout=2 * PATIENCE_S)
+        process, end = self.stage.people[name].start((*MAIN, *args)), time.monotonic() + 2 * PATIENCE_S
+        while True:
+            try:
+                said, _ = process.communicate(timeout=LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                try:
+                    self._all_conduct()
+                    if time.monotonic() > end:
+                        raise UvccError(f"{name}: uvcc {' '.join(args[:2])} has not ended", f"see {self.log_of(name)}")
+                except UvccError:
+                    process.kill()
+                    process.communicate()
+                    raise
         with self.log_of(name).open("a") as out:
             out.write(f"$ uvcc {' '.join(args)}\n{said}")
         self._go_on()
@@ -275,7 +296,7 @@ class Story:
 
     def _run(self, name: str, *args: str) -> str:
         """The output of somebody's command. Raises UvccError with its words where it fails."""
-        code, said = self._tried(name, *args)
+        code, said = self.tried(name, *args)
         if code:
             why = " ".join(" ".join(said.strip().splitlines()[-2:]).split())
             raise UvccError(f"{name}: uvcc {' '.join(args[:2])} ended with {code}: {why[:300]}")
