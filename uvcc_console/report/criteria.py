@@ -283,7 +283,8 @@ def _verified(package: Package, phase: str) -> Criterion:
     at = f"checked {stamp(proof.at)}"
     if proof.certificate is None:
         absent = not (package.record.artifacts / phase / leaf_file.BUNDLE).exists()
-        return Criterion(name, NOT_SHOWN if absent else NOT_MET, f"{at}: {proof.error}")
+        then = f"verified {stamp(proof.then)}; " if proof.then else ""
+        return Criterion(name, NOT_SHOWN if absent or then else NOT_MET, f"{then}{at}: {proof.error}")
     found = proof.certificate
     if not proof.pinned:
         return Criterion(
@@ -306,7 +307,7 @@ def _gate(package: Package, gate: str, ok: bool, wanted: str, measured: str) -> 
         return Criterion(name, status, fact)
     proof = package.proof("smoke")
     if proof.certificate is None:
-        return Criterion(name, NOT_MET, f"{fact}; now: {proof.error}")
+        return Criterion(name, status if proof.then else NOT_MET, f"{fact}; now: {proof.error}")
     if gate == "result_hashes" and str(len(proof.certificate.result_hashes)) != measured:
         return Criterion(name, NOT_MET, f"{fact}; now {len(proof.certificate.result_hashes)}")
     return Criterion(name, status, f"{fact}, the same at {stamp(proof.at)}")

@@ -279,8 +279,9 @@ def _result(package: Package, phase: str) -> Iterator[tuple[str, str]]:
     if proof is None or proof.certificate is None:
         if found.mark and found.at:
             yield "verdict", found.words(utc=True)
-        yield from ((name, f"{value:.6g} (NOT VERIFIED)") for name, value in sorted(found.values.items()))
-        yield from (("result hash", f"{h} (NOT VERIFIED)") for h in found.hashes)
+        word = f"verified {stamp(proof.then)}, not by this release" if proof and proof.then else "NOT VERIFIED"
+        yield from ((name, f"{value:.6g} ({word})") for name, value in sorted(found.values.items()))
+        yield from (("result hash", f"{h} ({word})") for h in found.hashes)
         return
     c = proof.certificate
     word = f"verified {stamp(proof.at)}" if proof.whole else "signed, not fully verified"
@@ -301,7 +302,8 @@ def _deviations(package: Package) -> list[Deviation]:
     for phase in package.record.phases if package.record.snapshot.proves else ():
         verdict, proof = package.record.snapshot.verdicts.get(phase), package.proof(phase)
         if verdict is not None and verdict.ok and proof.certificate is None:
-            found.append(Deviation(proof.at, f"{phase} was verified {stamp(verdict.ts)}, does not now: {proof.error}"))
+            now_it = "this release cannot read it" if proof.then else "does not now"
+            found.append(Deviation(proof.at, f"{phase} was verified {stamp(verdict.ts)}, {now_it}: {proof.error}"))
     return found
 
 

@@ -303,7 +303,7 @@ def _verdict(package: Package, phase: str) -> list[str]:
         return ["no proof bundle: this phase was not finished"]
     proof = package.proof(phase)
     if proof.certificate is None:
-        return ["NOT VERIFIED", *proof.error.splitlines()]
+        return [proof.refusal, *proof.error.splitlines()]
     return proof.certificate.text().splitlines()
 
 

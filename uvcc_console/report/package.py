@@ -14,11 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_console.core.answers.shown import shown
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
-from uvcc_console.report.run_log import Translator, human
+from uvcc_console.report.run_log import Translator, human, stamp
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.transcript.formats.reading import OLD
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.package import RUN_LOG
 from uvcc_engine.transcript.proof.verification_certificate import Certificate
@@ -33,13 +35,23 @@ TRANSCRIPTS: Final = "transcripts"  # the level of a certificate whose every lea
 
 @dataclass(frozen=True, slots=True)
 class PhaseProof:
-    """A phase verified at ``at``: its certificate, or why there is none. ``pinned``: with the console's own pins."""
+    """A phase verified at ``at``: its certificate, or why there is none. ``pinned``: with the console's own pins.
+
+    ``then``: when the run's own release verified it, of a bundle that this one cannot read and that is still as it was;
+    what this release cannot read is not refuted by it.
+    """
 
     phase: str
     at: float
     certificate: Certificate | None = None
     pinned: bool = False
     error: str = ""
+    then: float = 0.0
+
+    @property
+    def refusal(self) -> str:
+        """The word for a phase without a certificate."""
+        return "VERIFIED BY ANOTHER RELEASE, NOT BY THIS ONE" if self.then else "NOT VERIFIED"
 
     @property
     def whole(self) -> bool:
@@ -69,7 +81,11 @@ class Package:
         try:
             return PhaseProof(phase, at, verify(path, allowed_signers=pins or None), bool(pins))
         except UvccError as e:
-            return PhaseProof(phase, at, pinned=bool(pins), error=e.what)
+            if not e.hint.endswith(OLD):
+                return PhaseProof(phase, at, pinned=bool(pins), error=e.what)
+            found = shown(self.record.snapshot, phase, self.record.changed)
+            then = found.at if found.verified else 0.0
+            return PhaseProof(phase, at, pinned=bool(pins), error=f"{e.what} ({e.hint})", then=then)
 
     def policy(self, phase: str) -> Policy | None:
         """The policy of a phase that verifies, pinned identities and all; None otherwise."""
@@ -87,7 +103,9 @@ class Package:
                 else "is not what the journal tells; uvcc bundle writes it anew"
             )
         if rest == NAME:
-            return "" if self.proof(phase).certificate else f"does not verify: {self.proof(phase).error}"
+            proof = self.proof(phase)
+            cannot = f"was verified {stamp(proof.then)}, this release cannot: " if proof.then else "does not verify: "
+            return "" if proof.certificate else f"{cannot}{proof.error}"
         if rest == POLICY_FILE:
             return self._policy_trouble(phase, path)
         pod, _, mine = rest.partition("/")

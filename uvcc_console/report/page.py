@@ -96,7 +96,7 @@ def _verdicts(package: Package) -> Iterator[str]:
     for phase in package.record.phases:
         proof = package.proof(phase)
         if proof.certificate is None:
-            rows.append((phase, ("bad", "NOT VERIFIED"), proof.error))
+            rows.append((phase, ("bad", proof.refusal), proof.error))
             continue
         keys = "keys as the pods showed them to the operator" if proof.pinned else "NOBODY PINNED THE KEYS"
         leaves = f"{proof.certificate.leaves} leaves"

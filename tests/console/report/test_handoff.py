@@ -11,10 +11,13 @@ import pytest
 from report_run import RUN, START, STEPS, manifest_of, sent_by
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.answers.shown import shown
+from uvcc_console.core.answers.shown import verified as verified_now
 from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.handoff import MET, NOT_MET, NOT_SHOWN, handoff, write_handoff
 from uvcc_console.report.package import Package
+from uvcc_console.report.recheck import digests
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.throughput import throughput
 from uvcc_engine.contract.errors import UnreadableError
@@ -174,6 +177,47 @@ def test_deviations_have_their_time(run_dir: Path) -> None:
     assert status(run_dir, "planned step") == NOT_MET
     text = found.text()
     assert "2023-11-14T22:21:42.000Z worker p1r0s0t0 ended with KILL" in text
+
+
+def of_an_older_release(run_dir: Path, *, noted: bool) -> None:
+    """A bundle that this release cannot read. ``noted``: the older one verified just these bytes."""
+    full = run_dir / "artifacts/full"
+    path = full / "proof_bundle.json"
+    was = path.read_bytes()
+    path.write_bytes(was.replace(b'"version":3}', b'"version":2}'))
+    assert path.read_bytes() != was
+    verdict = RunRecord.load(run_dir).snapshot.verdicts["full"]
+    if noted:
+        told = {"values": dict(verdict.values), "result_hashes": verdict.result_hashes, "files": digests(full)}
+        roots = {"global_root": verdict.global_root, "run_root": verdict.run_root, "sid_job": verdict.sid_job}
+        add(run_dir, ev.PhaseVerdict(phase="full", ok=True, **told, **roots))
+
+
+def test_what_an_older_release_verified_is_not_refuted_because_this_one_cannot_read_it(run_dir: Path) -> None:
+    """The home screen, ``uvcc runs`` and the hand-over say one thing of it: verified then, and unchanged since."""
+    of_an_older_release(run_dir, noted=True)
+    record = RunRecord.load(run_dir)
+    assert verified_now(record.snapshot, record.changed) is not False
+    assert shown(record.snapshot, "full", record.changed).verified
+    found = handoff(run_dir)
+    assert "not by this release" in dict(found.result)["accuracy"]
+    assert "NOT VERIFIED" not in found.text()
+    assert status(run_dir, "the proof bundle verifies") == NOT_SHOWN
+    fact = next(c.fact for c in found.criteria if c.name == "the proof bundle verifies")
+    assert fact.startswith("verified ")
+    assert "verify it with the release that wrote it" in fact
+    assert any("this release cannot read it: the bundle's policy" in d.text for d in found.deviations)
+    proof = Package(record).proof("full")
+    assert proof.refusal == "VERIFIED BY ANOTHER RELEASE, NOT BY THIS ONE"
+
+
+def test_a_bundle_that_nobody_verified_is_not_verified_whatever_release_it_says_it_is_of(run_dir: Path) -> None:
+    """Whoever alters a bundle cannot make it one of an older release: its bytes are not those that were verified."""
+    of_an_older_release(run_dir, noted=False)
+    found = handoff(run_dir)
+    assert "NOT VERIFIED" in dict(found.result)["accuracy"]
+    assert status(run_dir, "the proof bundle verifies") == NOT_MET
+    assert Package(RunRecord.load(run_dir)).proof("full").refusal == "NOT VERIFIED"
 
 
 def test_missing_files_are_named(run_dir: Path) -> None:
