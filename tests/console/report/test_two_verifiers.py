@@ -4,6 +4,7 @@ are not of one run, and over files that the collector signed again. Where they d
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -154,6 +155,25 @@ def test_phases_of_different_proposals_or_attempts_are_no_run(
     lines = said(capsys)["err"].splitlines()
     assert len(lines) == 2
     assert all("are of different proposals or attempts" in line for line in lines)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["missing", "pipe", "folder", "device", "huge", "link"])
+def test_a_keys_file_that_cannot_be_read_says_nothing_about_the_run(
+    kind: str, package: Package, tmp_path: Path
+) -> None:
+    """A path that was mistyped is unreadable, not a run that does not hold; a link is the reader's own affair."""
+    signers = tmp_path / "signers"
+    if kind == "pipe":
+        os.mkfifo(signers)
+    elif kind == "folder":
+        signers.mkdir()
+    elif kind == "huge":
+        signers.write_text("#" * (1 << 20) + "\n" + package.signers.read_text())
+    elif kind in ("device", "link"):
+        signers.symlink_to("/dev/zero" if kind == "device" else package.signers)
+    wanted = 0 if kind == "link" else 2
+    assert verdicts(package, signers) == (wanted, wanted)
 
 
 # ---- what each of them reads ---------------------------------------------------------------------------------------

@@ -346,8 +346,7 @@ class Bundle:
             for r in range(p.replicas):
                 own = [bytes.fromhex(w.roots[e]["root"]) for w in self.workers if w.coord[0] == r]
                 tops.append(sha(b"UVCC_REPLICA_ROOT_V1", p.sid_rep(r), u32(e), *own))
-            top = sha(b"UVCC_GLOBAL_ROOT_V1", p.sid, u32(e), *tops)
-            tree.add(sha(b"\0", top))
+            top = sha(b"UVCC_GLOBAL_ROOT_V1", p.sid, u32(e), *tops); tree.add(sha(b"\0", top))
             found.append({"epoch": e, "global_root": top.hex(), "replica_roots": [one.hex() for one in tops]})
         same("the epochs", self.data["epochs"], found); same("the run root", self.data["run_root"], tree.root().hex())
     def _statements(self, w: Worker, mates: list[Worker], first: Worker) -> None:
@@ -558,12 +557,12 @@ def say(text: str, out: Any = None) -> None:
 def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
     """Check all that lies there, print what was found, return the exit code. Raises Wrong, Unreadable."""
     root, phases, promised = find(path)
+    if signers is not None: read(signers, MIB)  # one that cannot be read is no word about the run
     expected = Policy(parse_canonical(read(policy), policy)) if policy is not None else None
     lacks: dict[str, str] = {} if signers or policy else {"pinned": "say whose keys you expect: --allowed-signers"}
     bundles = {}
     for name, file in phases.items():
-        bundles[name] = bundle = Bundle(file, signers, expected, name == promised or len(phases) == 1)
-        bundle.check()
+        bundles[name] = bundle = Bundle(file, signers, expected, name == promised or len(phases) == 1); bundle.check()
         leaves = check_transcripts(bundle, tree_of(file.parent))
         check_derived(file.parent, bundle)
         if leaves < 0: lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
@@ -585,7 +584,8 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
-    for name in ("--allowed-signers", "--policy"): parser.add_argument(name, type=Path, metavar="FILE")
+    own: Any = {"type": lambda name: Path(name).resolve(), "metavar": "FILE"}  # the reader's: a link is his
+    for name in ("--allowed-signers", "--policy"): parser.add_argument(name, **own)
     parser.error = lambda message: parser.exit(2, f"error: {message} (see: {parser.prog} --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(argv)
     try:
