@@ -43,7 +43,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.min_rows": "No number is revealed that is of fewer rows than this.",
     "job.task": "train; infer: answer the owner's queries with weights that the owner brings; serve: those of clients.",
     "job.clients": "Keys of those who may ask a served model (task serve), as uvcc infer init prints them.",
-    "job.idle": "Without a query for so long a served model waits no more: its steps that are left are run empty; 0 for never.",
+    "job.idle": "Without a query for so long a served model waits no more: its steps that are left are run empty. 0 "
+    "for never.",
     "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one. Proofs "
     "of them are computed on processors.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from uvcc_engine.contract.errors import UnreadableError
+import pytest
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.private_job import MAY_LACK, METRICS, REVEALABLE, VALIDATIONS
 from uvcc_engine.transcript.proof import manifest, standalone_verify
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy
 
 
 def damaged(armored: str) -> list[str]:
@@ -59,3 +64,31 @@ def test_both_measure_in_the_last_epoch_where_any_metric_is_listed() -> None:
     assert set(re.findall(r"`(\w+)`", said)) | {"confusion"} == set(METRICS)
     validated = {name for name in METRICS if standalone_verify.SHOWN.fullmatch(f"val_{name}")}
     assert set(METRICS) - validated == {"confusion", "inertia"}
+
+
+NO_POLICY: list[tuple[str, dict[str, Any]]] = [
+    *(("job", {"kind": kind}) for kind in (None, "", 0, True, 0.5, ["private"], {"private": 1})),
+    *(("job", {"steps": steps}) for steps in (None, 0, True, 1.0, "3")),
+    *(("limits", {"total": limit}) for limit in (None, [], [1], {"a": 1})),
+    *(("topology", {"replicas": size}) for size in (0, True, 1.0, "1", 65_537)),
+]
+
+
+@pytest.mark.parametrize(("part", "change"), NO_POLICY)
+def test_what_is_no_policy_is_none_to_both(
+    part: str, change: dict[str, Any], make_policy: Callable[..., Policy]
+) -> None:
+    found = make_policy().to_json()
+    standalone_verify.Policy(found)
+    found[part] = {**found[part], **change}
+    with pytest.raises(ConfigError):
+        Policy.from_json(found)
+    with pytest.raises(standalone_verify.Unreadable):
+        standalone_verify.Policy(found)
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, "1h", True])
+def test_limits_may_be_numbers_and_texts_to_both(limit: Any, make_policy: Callable[..., Policy]) -> None:
+    found = make_policy().to_json()
+    found["limits"] = {"total": limit}
+    assert Policy.from_json(found).hash == standalone_verify.Policy(found).hash

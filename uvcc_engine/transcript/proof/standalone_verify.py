@@ -104,10 +104,10 @@ def fit(value: Json, form: Any, what: str) -> Json:
         for name in (form if isinstance(form, dict) else range(len(value))) if good else ():
             fit(value[name], form[name] if isinstance(form, dict) else form[0], f"{what}.{name}")
     else: good = isinstance(value, form) if isinstance(form, type) else form(value)
-    need(good, Unreadable, f"{what} is not as it must be: {str(value)[:80]!r}")
-    return value
+    need(good, Unreadable, f"{what} is not as it must be: {str(value)[:80]!r}"); return value
 def below(most: int, least: int = 0) -> Any: return lambda value: type(value) is int and least <= value < most
 def numbers(value: Json) -> bool: return type(value) is dict and all(type(n) in (int, float) for n in value.values())
+def plain(v: Json) -> bool: return type(v) is dict and all(isinstance(n, int | float | str) for n in v.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
 class Tree:  # RFC 9162 section 2.1.1
     def __init__(self) -> None: self.stack, self.size = list[bytes](), 0
@@ -177,7 +177,7 @@ IDENTITY = {"ed25519": key_line, "x25519": HEX32, "seeded": bool}
 PARTY = {**IDENTITY, "party": object, "provider": WORDS, "region": WORDS}
 SIZES = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65_536}
 AGREEMENT = {
-    **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(4, 3), "job": dict, "limits": dict,
+    **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(4, 3), "job": dict, "limits": plain,
     "topology": {name: below(most + 1, 1) for name, most in SIZES.items()}, "operation": dict, "parties": [dict],
     "inputs": dict, "reveal": [{"value": WORDS, "to": WORDS}]}
 BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 1), "restored": object}
@@ -189,7 +189,7 @@ class Policy:
         self.who, own = "three" if "proposal" in data["inputs"] else "one", self.replicas * self.stages * self.tensor
         if data["operation"] != {"operators": self.who, "party_traffic": "sealed" if own > 1 else "none"}:
             raise Unreadable("policy.operation is not what a run of this size does")
-        job = data["job"]
+        job = data["job"]; fit(job.get("kind"), WORDS, "job.kind")
         self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs", "covert"].__contains__, "job.verify")
         self.one_in = fit(job.get("audit_one_in", 10), below(101, 2), "job.audit_one_in")
         need(self.verify == "covert" or self.one_in == 10, Unreadable, "job.audit_one_in belongs to verify: covert")
