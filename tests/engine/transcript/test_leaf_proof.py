@@ -150,6 +150,18 @@ def test_what_is_not_there_is_said(words: list[str], folder: Path, capsys: pytes
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "words", [["0:2", "--policy"], ["0", "--policy"], ["--head", "2", "--policy"], ["0", "--head", "1"]]
+)
+def test_what_would_not_be_looked_at_is_refused(
+    words: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A proof that is made is checked under no policy: whoever names one is not to believe so."""
+    named = [*words, str(tmp_path / "no-policy.json")] if words[-1] == "--policy" else words
+    assert main(["prove", str(folder), *named]) == 2
+    assert ("leave it out where one is made" in capsys.readouterr().err) is (words[-1] == "--policy")
+
+
 def test_a_later_head_extends_an_earlier_one(
     made: Rehearsal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--policy", type=Path, help="the policy.json under which a proof is checked")
     parser.add_argument("--head", type=int, metavar="SIZE", help="of a bundle: its end extends its first SIZE epochs")
     args = parser.parse_args(argv)
+    if args.policy is not None and (args.at or args.head is not None):
+        parser.error("--policy is of a proof that lies in a file: leave it out where one is made")
+    if args.at and args.head is not None:
+        parser.error("EPOCH is of a folder, --head of a bundle: name one of them")
     if args.head is not None:
         print(canonical(head_proof(args.path, args.head)).decode())
     elif not args.at:
