@@ -165,6 +165,7 @@ def _read_safetensors(path: Path) -> tuple[Any, Any]:
 def read_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """All arrays of a ``.safetensors`` file by name, each in its own shape. Raises UnreadableError, also for types that
     NumPy has not."""
+    refuse_streams(path)
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

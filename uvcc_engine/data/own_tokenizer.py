@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.sets import Ints
 
 LARGEST_FILE: Final = 16 << 20
@@ -23,6 +24,7 @@ class TextTokenizer:
     def __init__(self, path: Path, most: int) -> None:
         """Read it. Raises UnreadableError for a file that is none, ConfigError for more than ``most`` tokens, fewer
         than 2, numbers with gaps, or without the library."""
+        refuse_streams(path)
         try:
             import tokenizers
         except ImportError as e:

@@ -28,6 +28,7 @@ from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.data.bins import BINS, MOST_BINS
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.own_tokenizer import tokenizer_of_hash
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
@@ -193,12 +194,12 @@ def load_schema(path: Path, *, part: bool = False) -> Schema:
 
     Raises UnreadableError or ConfigError naming what is wrong and what to write.
     """
+    refuse_streams(path)
     try:
         if (size := path.stat().st_size) > _MOST_BYTES:
             what = f"{path} is {size >> 20} MiB long, a schema at most {_MOST_BYTES >> 20}"
             raise ConfigError(what, f"a column has at most {MOST_CATEGORIES} categories: put rare ones together")
-        text = path.read_text(encoding="utf-8")
-        found = yaml_text.load(text)
+        found = yaml_text.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "uvcc data infer FILE writes one") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

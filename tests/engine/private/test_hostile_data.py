@@ -17,9 +17,12 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import csv_table
 from uvcc_engine.data.array_files import stored_arrays
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
+from uvcc_engine.data.own_tokenizer import TextTokenizer
+from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text
+from uvcc_engine.model.definition.base_model import read_base
 from uvcc_engine.owner import own_data
 from uvcc_engine.owner.joined_rows import file_digests
 from uvcc_engine.owner.rows import rows_of
@@ -38,6 +41,7 @@ def shared(path: Path) -> Any:
 
 READERS: list[Callable[[Path], Any]] = [
     *(read_table, batches, read_rows, read_queries, read_arrays, stored_arrays, infer_text, shared),
+    *(load_schema, read_base, lambda path: TextTokenizer(path, 100)),
     lambda path: file_digests(path, path),
 ]
 

@@ -24,6 +24,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.data.named_file import refuse_streams
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.definition.layer_list import model_of_json, model_of_layers, model_to_json
 from uvcc_engine.model.layer_spec import LayerSpec, PublicSpec, WeightedSpec, weighted_specs
@@ -107,6 +108,7 @@ def read_base(path: Path, sha256: str = "") -> BaseModel:
 
     Raises UnreadableError, VerificationError for another hash, ConfigError for numbers that fixed point does not hold.
     """
+    refuse_streams(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
