@@ -190,10 +190,7 @@ class Schema:
 
 
 def load_schema(path: Path, *, part: bool = False) -> Schema:
-    """Read a schema file; ``part``: of some columns of a table, see :func:`parse_schema`.
-
-    Raises UnreadableError or ConfigError naming what is wrong and what to write.
-    """
+    """Read a schema file; ``part``: of some columns, see :func:`parse_schema`. Raises UnreadableError, ConfigError."""
     refuse_streams(path)
     try:
         if (size := path.stat().st_size) > _MOST_BYTES:
