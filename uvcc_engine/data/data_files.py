@@ -91,7 +91,9 @@ def read_arrays(path: Path) -> dict[str, Floats]:
 
 
 def _fit(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Floats, Ints]:
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(x):
+    if x.ndim > 1 and y.ndim == 1 and len(x) == len(y) == 0:
+        raise ConfigError(f"{path.name} holds no row", "bring at least as many as a batch has")
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise ConfigError(f"{path.name}: features {x.shape} and labels {y.shape} do not fit", "one label per row")
     for name, array in (("features", x), ("labels", y)):
         if array.dtype.kind not in "iufb":

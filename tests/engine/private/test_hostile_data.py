@@ -129,3 +129,12 @@ def test_labels_below_zero_are_refused_by_the_plan(tmp_path: Path, capsys: pytes
     np.savez(path, x=np.zeros((4, 2)), y=np.array([-3, 6, 0, 1]))
     assert own_data.main(["plan", "--data", str(path), "--model", '["linear"]']) == 2
     assert "error: rows.npz: a label is -3 (labels are classes 0, 1, 2, ...)" in capsys.readouterr().err
+
+
+def test_a_file_without_a_row_is_told_so(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.zeros((0, 4)), y=np.zeros(0))
+    with pytest.raises(ConfigError, match=r"rows\.npz holds no row"):
+        read_rows(tmp_path / "rows.npz")
+    np.savez(tmp_path / "rows.npz", x=np.zeros((0, 4)), y=np.zeros(3))
+    with pytest.raises(ConfigError, match="do not fit"):
+        read_rows(tmp_path / "rows.npz")
