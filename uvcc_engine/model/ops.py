@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.functions.activations import gelu_protocol as gelu_protocol
     from uvcc_engine.mpc.functions.activations import sigmoid_protocol as sigmoid_protocol
     from uvcc_engine.mpc.functions.nonlinear import softmax_protocol as softmax_protocol
+    from uvcc_engine.mpc.functions.normalize import deviated_protocol as deviated_protocol
     from uvcc_engine.mpc.functions.normalize import normalize_gradient_protocol as normalize_gradient_protocol
     from uvcc_engine.mpc.functions.normalize import normalize_protocol as normalize_protocol
-    from uvcc_engine.mpc.functions.normalize import rsqrt_protocol as rsqrt_protocol
+    from uvcc_engine.mpc.functions.normalize import power_of_two_for as power_of_two_for
     from uvcc_engine.mpc.functions.softmax import powers_fit as powers_fit
     from uvcc_engine.mpc.products.arithmetic import DEALER as DEALER
     from uvcc_engine.mpc.products.arithmetic import add as add
@@ -70,7 +71,7 @@ _NAMES: Final = {
     "mpc.comparisons.gated": "matmul_gated_protocol product_gated_protocol",
     "mpc.comparisons.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",
     "mpc.functions.nonlinear": "softmax_protocol",
-    "mpc.functions.normalize": "normalize_protocol normalize_gradient_protocol rsqrt_protocol",
+    "mpc.functions.normalize": "deviated_protocol normalize_protocol normalize_gradient_protocol power_of_two_for",
     "mpc.foundation.roles": "roles",
     "mpc.foundation.runtime": "par",
     "mpc.comparisons.selection": "drelu_arithmetic_protocol matmul_relu_protocol relu_protocol",

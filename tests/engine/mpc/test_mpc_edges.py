@@ -17,7 +17,7 @@ from uvcc_engine.mpc.comparisons import bits, gated, maximum
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.functions import exponential
+from uvcc_engine.mpc.functions import activations, exponential
 from uvcc_engine.mpc.products import arithmetic, truncation
 from uvcc_engine.transcript.formats import kinds
 
@@ -154,3 +154,11 @@ def test_the_watch_changes_no_number_and_stops_a_training_that_overflows(gen: to
     assert np.allclose(plain.losses, watched.losses, atol=2.0**-10)
     with pytest.raises(RingRangeError, match="fewer frac_bits"):
         simulate.fit(net, 2.0**7 * x, y, steps=8, batch=16, seed=3, lr=16.0, frac_bits=20, watch_range=True)
+
+
+@pytest.mark.parametrize("f", [12, 16, 18])
+def test_a_gelu_of_large_numbers_raises_no_alarm(run: Run, f: int) -> None:
+    """Its polynomial passes the ring's end there, and is chosen away."""
+    x = torch.tensor([*np.linspace(-60, 60, 121), 2.0 ** (30 - f), -(2.0 ** (30 - f))], dtype=torch.float64)
+    out = run(activations.gelu_protocol, x, f=f, planes=LocalPlanes(3, watch_range=True))
+    assert (out.value - torch.nn.functional.gelu(x)).abs().max() < 2e-3

@@ -24,7 +24,7 @@ from uvcc_engine.mpc.foundation.prg import Stream
 
 Ints = NDArray[np.int64]
 F = 16
-EPSILON, LEAST, MOST = 2.0**-10, 2.0**-11, 4096.0  # of a variance
+EPSILON, LEAST, MOST = 2.0**-10, 2.0**-11, 2.0**20  # of a variance
 KEEP = 0.9
 
 
@@ -61,9 +61,9 @@ def down(product: Ints, scale: float = 1.0) -> Ints:
     return product * factor >> F + shift if shift >= 0 else product * (factor << -shift) >> F
 
 
-def inverse_root(x: Ints) -> Ints:
+def inverse_root(x: Ints, least: float) -> Ints:
     """By the half octave that ``x`` lies in, and a polynomial in what it is off the middle of that."""
-    first, last = 2 * math.floor(math.log2(LEAST)), 2 * math.ceil(math.log2(MOST))
+    first, last = 2 * math.floor(math.log2(least)), 2 * math.ceil(math.log2(MOST))
     near = Chebyshev.interpolate(lambda e: (1 - e) ** -0.5, 3, domain=[1 - 2.0**0.25, 1 - 2.0**-0.25])
     c0, *upper = near.convert(kind=Polynomial).coef
     c1, c2, c3 = (round(c * 2**14) for c in upper)
@@ -84,10 +84,12 @@ class Norm:
         n = len(x)
         mean = by_public(x.sum(0), 1.0 / n)
         centred = x - mean
-        variance = down((centred * centred).sum(0), 1.0 / n)
-        self.found = np.stack([mean, variance])
-        self.inverse = inverse_root(variance + int(ring(EPSILON)))
-        self.normal = down(centred * self.inverse)
+        whole = 1 << (n - 1).bit_length()  # as many rows, or more
+        square, over = down((centred * centred).sum(0), 1.0 / whole), whole / n
+        self.found = np.stack([mean, by_public(square, over)])
+        root, back = inverse_root(square + int(ring(EPSILON / over)), LEAST / over), 1.0 / math.sqrt(over)
+        self.inverse = by_public(root, back)
+        self.normal = down(centred * root, back)
         return down(self.normal * self.weight[0]) + self.weight[3]
 
     def backward(self, grad: Ints) -> tuple[Ints, Ints]:

@@ -86,13 +86,23 @@ def test_training_follows_the_float_reference(job: PrivateJob) -> None:
 
 
 @settings(deadline=None, max_examples=6)
-@given(seed=st.integers(0, 2**31), size=st.floats(-8, 6), limit=st.floats(-4, 3))
+@given(seed=st.integers(0, 2**31), size=st.floats(-8, 14), limit=st.floats(-4, 3))
 def test_a_norm_is_cut_at_its_limit_and_no_other(seed: int, size: float, limit: float) -> None:
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     x = torch.round(x / x.norm() * 2.0**size * 2**16) / 2**16
     got = LocalPlanes(1).run_three(lambda rt: rt.run(clipped_protocol(rt, public(rt, x, f=16), 2.0**limit)))
     off = (reconstruct(got) - clipped(x, 2.0**limit)).norm()
-    assert off < 2e-3 * min(2.0**size, 2.0**limit) + 6 * 8 * 2.0**-16
+    units = 3 * 2.0 ** (size - 16) * 2.0 ** max(0.0, limit)  # of the norm's inverse, and of the factor
+    assert off < 2e-3 * min(2.0**size, 2.0**limit) + 6 * 8 * 2.0**-16 + units
+
+
+@pytest.mark.parametrize("size", [9.3, 9.9, 10.5, 12.0, 14.0])
+def test_the_longest_gradients_are_cut_and_keep_their_direction(size: float) -> None:
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = torch.round(x / x.norm() * 2.0**size * 2**16) / 2**16
+    found = reconstruct(LocalPlanes(1).run_three(lambda rt: rt.run(clipped_protocol(rt, public(rt, x, f=16), 1.0))))
+    assert found.norm().item() == pytest.approx(1.0, rel=2.0 ** (size - 15))
+    assert torch.cosine_similarity(found.flatten(), x.flatten(), 0) > 0.999
 
 
 def test_the_learning_rate_rises_and_falls_as_the_schedule_says() -> None:

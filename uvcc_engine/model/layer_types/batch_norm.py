@@ -105,28 +105,37 @@ class BatchNormLayer(Layer):
         weight = self.weight
         gain, mean, variance, bias = (weight.index(i).reshape(-1, 1) for i in range(4))
         cut = self._channels(x)
+        ratio = 1.0
         if self.training:
-            mean, variance = yield from self._measure_protocol(rt, cut)
+            mean, variance, ratio = yield from self._measure_protocol(rt, cut)
         centred = ops.sub(cut, mean)
-        inverse = yield from ops.rsqrt_protocol(rt, ops.add_public(rt, variance, EPSILON), EPSILON / 2, HIGHEST)
-        self._inverse = inverse
-        self._normal = yield from ops.mul_protocol(rt, centred, inverse)
+        both: MpcProtocol[list[Any]] = ops.par(
+            ops.deviated_protocol(rt, centred, variance, ratio, epsilon=EPSILON, high=HIGHEST),
+            *([self._note_protocol(rt, mean, variance, ratio)] if self.training else []),
+        )
+        (self._normal, self._inverse), *_ = yield from both
+        assert self._normal is not None
         scaled = yield from ops.mul_protocol(rt, self._normal, gain)
         return self._rows(ops.add(scaled, bias))
 
-    def _measure_protocol(self, rt: Runtime, cut: Share) -> MpcProtocol[tuple[Share, Share]]:
+    def _note_protocol(self, rt: Runtime, mean: Share, square: Share, ratio: float) -> MpcProtocol[None]:
+        """Keep the statistics of these rows, for what moves the running ones."""
+        variance = square if ratio == 1.0 else (yield from ops.mul_public_protocol(rt, square, ratio))
+        self._statistics = ops.cat([mean.T, variance.T])
+
+    def _measure_protocol(self, rt: Runtime, cut: Share) -> MpcProtocol[tuple[Share, Share, float]]:
+        """Mean and variance of every channel; the latter is still to be multiplied by what comes with it."""
         n, total = cut.shape[-1], cut.sum(-1, keepdim=True)
         if self.over is not None:
             n, total = self.over.count, self.over.whole(total)
+        part, ratio = ops.power_of_two_for(n)
         mean = yield from ops.mul_public_protocol(rt, total, 1.0 / n)
         centred = ops.sub(cut, mean)
         if self.over is None:
-            squares = ops.summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True)
+            squares = ops.summed_products_protocol(rt, centred, centred, -1, scale=part, keepdim=True)
         else:
-            squares = self.over.products_protocol(rt, centred, centred, 1.0 / n)
-        variance = yield from squares
-        self._statistics = ops.cat([mean.T, variance.T])
-        return mean, variance
+            squares = self.over.products_protocol(rt, centred, centred, part)
+        return mean, (yield from squares), ratio
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None

@@ -6,5 +6,5 @@ from typing import Final
 
 EPSILON: Final = 2.0**-10
 """Added to a variance before its inverse root."""
-HIGHEST: Final = 4096.0
-"""A variance above it is out of the inverse root's range."""
+HIGHEST: Final = 2.0**20
+"""A variance above it is out of the inverse root's range: what features may reach (``sealing.inputs``), squared."""

@@ -56,9 +56,10 @@ class RmsNormLayer(Layer):
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        square = yield from ops.summed_products_protocol(rt, x, x, -1, scale=1.0 / x.shape[-1], keepdim=True)
-        self._inverse = yield from ops.rsqrt_protocol(rt, ops.add_public(rt, square, EPSILON), EPSILON / 2, HIGHEST)
-        self._normal = yield from ops.mul_protocol(rt, x, self._inverse)
+        part, ratio = ops.power_of_two_for(x.shape[-1])
+        square = yield from ops.summed_products_protocol(rt, x, x, -1, scale=part, keepdim=True)
+        found = ops.deviated_protocol(rt, x, square, ratio, epsilon=EPSILON, high=HIGHEST)
+        self._normal, self._inverse = yield from found
         return (yield from ops.mul_protocol(rt, self._normal, self.weight.index(0)))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:

@@ -22,14 +22,15 @@ from uvcc_engine.mpc.products.arithmetic import (
 _WIDE: Final = 24
 """Fractional bits of a squared norm."""
 _LOWEST: Final = -11
-_HIGHEST: Final = 8
-"""Norms below 2^9 = 512 are cut rightly; numbers of 16 fractional bits leave no room for longer ones."""
+_HIGHEST: Final = 14
+"""Norms below 2^15 are cut, the longest whose square numbers of 16 fractional bits leave room for."""
 
 
 def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
     """``x min(1, limit / |x|)`` by the norm of the whole tensor: 28 rounds, most of them on one number.
 
-    ``limit`` is a norm, in the units of ``x``. Relative error below 1e-3.
+    ``limit`` is a norm, in the units of ``x``. Relative error below 1e-3, and a unit of the norm's inverse and of the
+    factor: of a norm n at 16 fractional bits, n / 2^16 and n / limit / 2^16. The direction is kept.
     Norms of less than 2^-11 are cut to about the limit if that is smaller still.
     """
     square = yield from squared_norm_protocol(rt, x)

@@ -27,7 +27,7 @@ from uvcc_engine.mpc.foundation.chunking import CHUNK, dealt_words
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import BoolShare, Share, cat
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, public
 from uvcc_engine.mpc.products.truncation import Opened
 
 ALL_PAIRS = 10
@@ -202,8 +202,10 @@ def unbeaten_of_protocol(rt: Runtime, opened: Opened, rows: int, n: int, dealer:
 def argmax_one_hot_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """One-hot of the maximum over the last axis as arithmetic bits (``f = 0``), first in a tie: ``[..., n]``.
 
-    6 rounds for n <= 10. All pairs are compared, so the cost grows with n squared.
+    6 rounds for n <= 10, none for one. All pairs are compared, so the cost grows with n squared.
     """
+    if x.shape[-1] == 1:
+        return public(rt, torch.ones(x.shape), f=0)
     flat = x.reshape(-1, x.shape[-1])
     if rt.proves_everything:
         winner = yield from _proved_winner_protocol(rt, flat, dealer)
@@ -220,8 +222,10 @@ def max_and_place_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Mp
 
     6 rounds for n <= 10 (7 from ``boolean.BULK`` comparisons on): value and place are chosen by the same opened bits.
     n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry. For few rounds many rows are shared out to
-    the three dealers.
+    the three dealers. Of one entry a row nothing is asked.
     """
+    if x.shape[1] == 1:
+        return x.reshape(-1), public(rt, torch.ones(x.shape), f=0)
     if rt.proves_everything:
         winner = yield from _proved_winner_protocol(rt, x, dealer)
         best, place = yield from _proved_pick_protocol(rt, winner, x, dealer, number=True)

@@ -11,11 +11,18 @@ Tensors overflow in many places at a time, so that hardly hides one.
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import RingRangeError
+from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol
+
+if TYPE_CHECKING:
+    from uvcc_engine.mpc.foundation.runtime import Runtime
+
+T = TypeVar("T")
 
 LIMIT = 1 << 62
 Place = tuple[int, int, int]  # epoch, stream, operation: where a mask is drawn, hence the same at every party
@@ -50,3 +57,22 @@ class RangeWatch:
                 f" truncation by {shift} bits (step {epoch}, stream {stream}, operation {op})",
                 "the result is wrong: choose fewer frac_bits, smaller numbers, or a smaller learning rate",
             )
+
+
+def unwatched_protocol(rt: Runtime, steps: MpcProtocol[T]) -> MpcProtocol[T]:
+    """``steps``, whose numbers may pass the end of the ring: what follows leaves out every one that does.
+
+    Messages, draws and rounds are its own.
+    """
+    answer: list[Any] | None = None
+    while True:
+        watch, rt.range_watch = rt.range_watch, None
+        try:
+            request = steps.send(answer)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            rt.range_watch = watch
+        if isinstance(request, Fork):
+            request = Fork([unwatched_protocol(rt, branch) for branch in request.branches])
+        answer = yield request

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol, mux_protocol
+from uvcc_engine.mpc.foundation.range_watch import unwatched_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, stack
 from uvcc_engine.mpc.functions.nonlinear import chebyshev_protocol, divide_protocol, exp_protocol
@@ -51,7 +52,7 @@ def gelu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol
     beyond, the value is ``x`` or 0 and the derivative 1 or 0.
     """
     edges = stack([add_public(rt, x, GELU_RANGE), add_public(rt, x, -GELU_RANGE)])
-    inner_pair = _gelu_inner_protocol(rt, x, dealer)
+    inner_pair = unwatched_protocol(rt, _gelu_inner_protocol(rt, x, dealer))  # beyond 4 it is chosen away
     branches: MpcProtocol[list[Any]] = par(inner_pair, drelu_arithmetic_protocol(rt, edges, dealer=dealer))
     (value, slope), sides = yield from branches
     above = sides.index(1)

@@ -39,7 +39,8 @@ _COEFFICIENT_BITS: Final = 14
 
 
 def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 11 rounds. Relative error below 2^-13, and 2 units.
+    """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 11 rounds. Relative error below
+    2^-13 + 2^-f, and 2 units.
 
     Raises ConfigError for a range that is not positive.
     """
@@ -91,15 +92,43 @@ def normalize_protocol(
 ) -> MpcProtocol[tuple[Share, Share]]:
     """``(x - mean) / sqrt(variance + epsilon)`` over the last axis, and that inverse root ``[..., 1]``: 17 rounds.
 
-    The variance must stay below ``high``.
+    The variance must stay below ``high``, and the sum of squares below 2^62 in whole units of both fractions.
     """
     n = x.shape[-1]
+    part, ratio = power_of_two_for(n)
     mean = yield from mul_public_protocol(rt, x.sum(-1, keepdim=True), 1.0 / n, dealer=dealer)
     centred = sub(x, mean)
-    squares = summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True, dealer=dealer)
+    squares = summed_products_protocol(rt, centred, centred, -1, scale=part, keepdim=True, dealer=dealer)
     variance = yield from squares
-    inverse = yield from rsqrt_protocol(rt, add_public(rt, variance, epsilon), epsilon / 2, high, dealer=dealer)
-    normal = yield from mul_protocol(rt, centred, inverse, dealer=dealer)
+    return (yield from deviated_protocol(rt, centred, variance, ratio, epsilon=epsilon, high=high, dealer=dealer))
+
+
+def power_of_two_for(n: int) -> tuple[float, float]:
+    """What a sum of ``n`` squares is multiplied by, a power of two, and by what that falls short of ``1 / n``, 1 to 2.
+
+    ``1 / n`` itself has 12 bits, which a sum of squares leaves no room for: of 100,352 numbers, the pixels of a
+    channel of 128 images, a deviation of 3 passed the ring's end.
+    """
+    part = 2.0 ** -(n - 1).bit_length()
+    return part, 1.0 / (n * part)
+
+
+def deviated_protocol(
+    rt: Runtime, x: Share, square: Share, ratio: float, *, epsilon: float, high: float, dealer: int = DEALER
+) -> MpcProtocol[tuple[Share, Share]]:
+    """``x / sqrt(ratio square + epsilon)``, and that inverse root: 13 rounds.
+
+    ``x``: any shape; ``square`` and root broadcast to it. The ratio, from 1 to 2, is folded into what comes after the
+    root.
+    """
+    safe = add_public(rt, square, epsilon / ratio)
+    root = yield from rsqrt_protocol(rt, safe, epsilon / ratio / 2, high, dealer=dealer)
+    if ratio == 1.0:
+        return (yield from mul_protocol(rt, x, root, dealer=dealer)), root
+    back = 1.0 / math.sqrt(ratio)
+    normal, inverse = yield from par(
+        mul_protocol(rt, x, root, scale=back, dealer=dealer), mul_public_protocol(rt, root, back, dealer=dealer)
+    )
     return normal, inverse
 
 
