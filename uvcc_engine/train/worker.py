@@ -309,9 +309,10 @@ def _check_ranks(cfg: lm_config.LMConfig, ranks: int) -> None:
     fp8_products.check_device(cfg.runtime.precision, choose_device(cfg.runtime.device, 0))
 
 
-def _under_torchrun(ranks: int, argv: list[str]) -> None:
+def _under_torchrun(ranks: int, directory: Path, argv: list[str]) -> None:
     """Become torchrun with ``ranks`` processes of this command on this host, which meet at a free port."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launched = [sys.executable, "-m", "uvcc_engine.train.launched", str(directory), str(ranks)]
+    launcher = [*launched, "--standalone", f"--nproc-per-node={ranks}"]
     os.execv(sys.executable, [*launcher, "-m", "uvcc_engine.cli", "train", *argv])
 
 
@@ -362,7 +363,7 @@ def cli(argv: list[str]) -> int:
         memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
     with only_training(args.out, leads=int(os.environ.get("RANK", "0")) == 0):
         if launches:
-            _under_torchrun(ranks, argv)
+            _under_torchrun(ranks, args.out, argv)
         if first:  # before the ranks meet, so before any of them looks
             _drop_old_halt(args.out)
         return train(cfg, args.out, args.run or files.run_id_of(args.out), effects=effects, start=start, progress=True)

@@ -74,8 +74,8 @@ def test_the_number_of_gpus_picks_torchrun_or_this_process(tmp_path: Path, monke
     assert became == []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     worker.cli(command)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    assert became == [[*launcher, "-m", "uvcc_engine.cli", "train", *command]]
+    launched = [sys.executable, "-m", "uvcc_engine.train.launched", str(tmp_path / "run"), "2"]
+    assert became == [[*launched, "--standalone", "--nproc-per-node=2", "-m", "uvcc_engine.cli", "train", *command]]
     worker.cli([*command, "--set", "runtime.device=cpu"])
     assert len(became) == 1
     with pytest.raises(ConfigError, match="cannot be shared by 3 ranks"):
