@@ -72,7 +72,7 @@ def gradient_protocol(rt: Runtime, at: Powers, targets: Share, *, weighted: bool
     """
     if at.inverse is None:
         classes = at.powers.shape[-1]
-        probabilities = yield from divide_protocol(rt, at.powers, at.total, _LEAST, float(classes))
+        probabilities = yield from divide_protocol(rt, at.powers, at.total, _LEAST, float(classes), parts=True)
     else:
         probabilities = yield from mul_protocol(rt, at.powers, at.inverse)
     if weighted:

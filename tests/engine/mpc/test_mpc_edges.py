@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,11 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import RingRangeError
 from uvcc_engine.model import losses
 from uvcc_engine.mpc.comparisons import bits, gated, maximum
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.functions import activations, exponential
+from uvcc_engine.mpc.foundation.share import Share, reconstruct, share_of, split
+from uvcc_engine.mpc.functions import activations, exponential, nonlinear
 from uvcc_engine.mpc.products import arithmetic, truncation
 from uvcc_engine.transcript.formats import kinds
 
@@ -162,3 +164,19 @@ def test_a_gelu_of_large_numbers_raises_no_alarm(run: Run, f: int) -> None:
     x = torch.tensor([*np.linspace(-60, 60, 121), 2.0 ** (30 - f), -(2.0 ** (30 - f))], dtype=torch.float64)
     out = run(activations.gelu_protocol, x, f=f, planes=LocalPlanes(3, watch_range=True))
     assert (out.value - torch.nn.functional.gelu(x)).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("proved", [False, True])
+@pytest.mark.parametrize("n", [27, 200, 2048])
+def test_probabilities_of_many_classes_are_as_exact_as_those_of_few(n: int, proved: bool) -> None:
+    """Also where all are alike, and a class has a thirtieth of what the first rounding was multiplied to."""
+    rows = torch.cat([torch.zeros(3, n), torch.randn(5, n, generator=torch.Generator().manual_seed(n)) * 8]).double()
+    rows = torch.round(rows * 2**16) / 2**16
+    parts = split(rows, 16, random.Random(n).randbytes)
+
+    def body(rt: Runtime) -> Share:
+        rt.ledger = ClaimLedger(everything=True) if proved else None
+        return rt.run(nonlinear.softmax_protocol(rt, share_of(parts, rt.party, 16)))[0]
+
+    found = reconstruct(LocalPlanes(n, watch_range=True).run_three(body))
+    assert (found - torch.softmax(rows, 1)).abs().max() < 12 * 2.0**-16

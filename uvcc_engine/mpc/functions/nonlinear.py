@@ -33,17 +33,27 @@ from uvcc_engine.mpc.products.arithmetic import (
 LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
 MOST_SUMMANDS = 2048
 """Of powers whose sum is divided by: of more, the line through the inverse is too flat for the ring."""
+_FINER = 8  # of 24 fractional bits a square of at most one has room
 _SQUARE_BITS = 60  # of a square below 2 in absolute value, so that it can be truncated
 
 
 def divide_protocol(
-    rt: Runtime, numerator: Share, denominator: Share, low: float, high: float, *, dealer: int = DEALER
+    rt: Runtime,
+    numerator: Share,
+    denominator: Share,
+    low: float,
+    high: float,
+    *,
+    parts: bool = False,
+    dealer: int = DEALER,
 ) -> MpcProtocol[Share]:
     """``numerator / denominator`` for ``low <= denominator <= high`` (public, positive), broadcasting.
 
     Goldschmidt: with ``y0`` the best line for ``1/s`` on the range and ``e = 1 - s y0``, the quotient is
     ``numerator y0 (1 + e)(1 + e^2)(1 + e^4)...``. 2 rounds per factor, and 2 for ``e``: 10 rounds on [1, 10].
-    The relative error of the iteration is below 2^-14; rounding adds about one unit per factor.
+    The relative error of the iteration is below 2^-14; rounding adds about one unit per factor, and where the range is
+    wide what they multiply the first roundings by, an eighth of ``high / low``. ``parts``: of a numerator that is at
+    most the denominator as many more bits are kept on the way, up to ``_FINER``, with the same messages.
     Raises ConfigError for a range that is not positive.
     """
     if not 0 < low <= high:
@@ -51,11 +61,17 @@ def divide_protocol(
     slope, offset, worst = line_for_reciprocal(low, high)
     factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
     guess = affine(rt, denominator, slope, offset)
+    f, more = numerator.f, min(_FINER, max(0, math.ceil(-math.log2(1.0 - worst)) - 2)) if parts else 0
+    split = guess.with_f(guess.f - more)
     product, quotient = yield from par(
-        mul_protocol(rt, denominator, guess, dealer=dealer), mul_protocol(rt, numerator, guess, dealer=dealer)
+        mul_protocol(rt, denominator.with_f(denominator.f + more), split, dealer=dealer),
+        mul_protocol(rt, numerator.with_f(f + more), split, dealer=dealer),
     )
     e = add_public(rt, neg(product), 1.0)
     for k in range(factors):
+        if more and k + 1 == factors:
+            grown = add_public(rt, e, 1.0)
+            return (yield from mul_protocol(rt, quotient.with_f(f), grown.with_f(grown.f + more), dealer=dealer))
         step = mul_protocol(rt, quotient, e, dealer=dealer)
         if k + 1 < factors:
             correction, e = yield from par(step, mul_protocol(rt, e, e, dealer=dealer))
@@ -112,7 +128,7 @@ def softmax_of_shifted_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) 
     if n > SUM_LIMIT or rt.proves_everything:
         powers = yield from exp_protocol(rt, x, dealer=dealer)
         total = powers.sum(-1, keepdim=True)
-        return (yield from divide_protocol(rt, powers, total, LEAST_SUM, float(n), dealer=dealer)), total
+        return (yield from divide_protocol(rt, powers, total, LEAST_SUM, float(n), parts=True, dealer=dealer)), total
     powers, total, inverse = yield from powers_protocol(rt, x, dealer=dealer)
     return (yield from mul_protocol(rt, powers, inverse, dealer=dealer)), total
 
