@@ -27,7 +27,8 @@ def processor() -> str:
     except OSError:
         return f"{os.cpu_count()} cores"
     named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    vectors = next((word for flag, word in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in text), "no AVX2")
+    known = (("amx_int8", "AVX-512 and AMX"), ("avx512f", "AVX-512"), ("avx2", "AVX2"))
+    vectors = next((word for flag, word in known if flag in text), "no AVX2")
     return f"{os.cpu_count()} cores of {named[1] if named else 'an unnamed processor'} with {vectors}"
 
 

@@ -265,7 +265,7 @@ def _plaintext(spec: BatchNorm, at: PlaintextContext, x: Tensor) -> Tensor:
 
 
 def _products(spec: BatchNorm) -> int:
-    return 64 * 24 * spec.image.channels + 16 * spec.image.size  # an inverse root takes 23 comparisons
+    return 64 * 62 * spec.image.channels + 16 * spec.image.size  # an inverse root takes 61 comparisons
 
 
 def _place(spec: BatchNorm, at: PlaceContext) -> Placed:
@@ -290,7 +290,7 @@ register(
         secret=_secret,
         plaintext=_plaintext,
         initial=_initial,
-        rounds=31,
+        rounds=27,
         products=_products,
         tensor_parallel=TensorParallel(place=_place, part=_part),
     )

@@ -133,7 +133,7 @@ def _plaintext(spec: LayerNorm, at: PlaintextContext, x: Tensor) -> Tensor:
 
 
 def _products(spec: LayerNorm) -> int:
-    return 64 * 24 + 16 * spec.width  # an inverse root takes 23 comparisons
+    return 64 * 62 + 16 * spec.width  # an inverse root takes 61 comparisons
 
 
 def _part(spec: LayerNorm, at: PartContext) -> StagePart:
@@ -148,7 +148,7 @@ register(
         secret=_secret,
         plaintext=_plaintext,
         initial=_initial,
-        rounds=31,
+        rounds=27,
         products=_products,
         tensor_parallel=TensorParallel(place=place_whole, part=_part),
     )
