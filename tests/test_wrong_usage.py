@@ -16,7 +16,7 @@ MODULES = [
     *("uvcc_console.haltd", "uvcc_console.rollout.conductor", "uvcc_console.follow.adopted"),
     *("uvcc_console.fleet.local.localpod", "uvcc_engine.relay", "uvcc_engine.transcript.proof.cli"),
     *("uvcc_engine.bench.mpc", "uvcc_engine.bench.epochs", "uvcc_engine.bench.tabular", "uvcc_engine.bench.transcript"),
-    *("uvcc_engine.nsa.selftest", "uvcc_engine.owner.accuracy"),
+    *("uvcc_engine.nsa.selftest", "uvcc_engine.owner.accuracy", "uvcc_engine.bench.threads"),
 ]
 ATTACH = "uvcc_engine.agent.attach"  # whose errors are JSON
 TELLING = ("uvcc_engine.cli", "uvcc_console.cli.main")  # where every command's errors are told
