@@ -68,7 +68,7 @@ class ReplayedPlane:
         return None
 
 
-class Recorded:
+class RecordedTraining:
     """A job that three parties trained, and what its first party received and sent."""
 
     def __init__(self, job: PrivateJob, data: Dataset) -> None:
@@ -110,14 +110,14 @@ class Recorded:
         return took
 
 
-def recorded(case: EpochCase, steps: int, **more: Any) -> Recorded:
+def recorded(case: EpochCase, steps: int, **more: Any) -> RecordedTraining:
     """So many steps of a case, by three parties that validate nothing."""
     data = replace(data_of(case, None), val_x=None, val_y=None)
     values = {k: v for k, v in job_of(case, data, steps=steps).items() if not k.startswith("val_")}
-    return Recorded(PrivateJob.from_json(values | {"reveal": ["loss"]} | more), data)
+    return RecordedTraining(PrivateJob.from_json(values | {"reveal": ["loss"]} | more), data)
 
 
-def thread_rows(name: str, one: Recorded, counts: Sequence[int], runs: int) -> list[Row]:
+def thread_rows(name: str, one: RecordedTraining, counts: Sequence[int], runs: int) -> list[Row]:
     """Seconds of a step on each count of threads, in turn; a training's first step is not counted."""
     took: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(runs):
@@ -128,7 +128,7 @@ def thread_rows(name: str, one: Recorded, counts: Sequence[int], runs: int) -> l
 
 
 def counts_up_to(most: int) -> list[int]:
-    """1, 2, 4 and so on, and the most there may be."""
+    """The numbers 1, 2, 4 and so on of threads, up to ``most``, and that."""
     return sorted({1, most, *(1 << k for k in range(most.bit_length()) if 1 << k <= most)})
 
 

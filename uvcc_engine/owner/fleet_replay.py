@@ -167,7 +167,7 @@ def _work(
     writer: int,
 ) -> None:
     """One worker's whole life; it ends the process."""
-    use_threads(int(host.cpu_limit()) // sum(1 for _ in policy.topology.coords()))
+    use_threads(max(1, int(host.cpu_limit()) // sum(1 for _ in policy.topology.coords())))
     with os.fdopen(writer, "wb") as out:
         try:
             for records in _epochs(policy, coord, seeds, inputs, ends, port):

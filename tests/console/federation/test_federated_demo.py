@@ -184,7 +184,7 @@ def test_a_conductor_that_fails_ends_the_wait_of_an_owner_and_is_named_in_its_pl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner waits for pods; it was told to wait longer, minutes after the conductors had said why there are none."""
-    monkeypatch.setattr(story, "MAIN", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    monkeypatch.setattr(story, "MAIN", (sys.executable, "-c", "import signal; signal.pause()"))
     monkeypatch.setattr(story, "LOOK_S", 0.01)
 
     class Waits:

@@ -24,9 +24,9 @@ from uvcc_engine.mpc.comparisons.carry import tree
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.kernels import compiled, cpu
+from uvcc_engine.mpc.kernels import compiled_kernels, cpu
 from uvcc_engine.mpc.kernels.choose import kernels_for
-from uvcc_engine.mpc.kernels.compiled import COMPILE_FROM
+from uvcc_engine.mpc.kernels.compiled_kernels import COMPILE_FROM
 from uvcc_engine.mpc.kernels.compiling import loops
 from uvcc_engine.mpc.kernels.compiling.compile import main as compile_loops
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS, Loops, mark
@@ -327,7 +327,7 @@ def test_the_trees_cover_63_bits() -> None:
 
 def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.loops.importlib.util.find_spec", lambda name: None)
-    for module in (compiled, gemm):
+    for module in (compiled_kernels, gemm):
         monkeypatch.setattr(module, "LOOPS", Loops())
     slow = CpuKernels()
     assert slow._jit is None

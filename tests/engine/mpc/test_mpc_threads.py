@@ -31,7 +31,7 @@ def words(*shape: int) -> Tensor:
 def _as_before() -> Iterator[None]:
     torch_takes = torch.get_num_threads()
     yield
-    threads._told = 0
+    threads.use(0)
     assert torch.get_num_threads() == torch_takes
 
 

@@ -20,7 +20,7 @@ def _many_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Little work is spread, too, and afterwards this process computes as before."""
     monkeypatch.setattr(threads, "THREADS_FROM", 1)
     yield
-    threads._told = 0
+    threads.use(0)
 
 
 SMALL = replace(CASES["logistic"], batch=32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.kernels.base import RightFactor
-from uvcc_engine.mpc.kernels.compiled import as_flat, as_rows
+from uvcc_engine.mpc.kernels.compiled_kernels import as_flat, as_rows
 from uvcc_engine.mpc.kernels.cpu_proofs import ProvingKernels
 from uvcc_engine.mpc.kernels.gemm import gemm
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype

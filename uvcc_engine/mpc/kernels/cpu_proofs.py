@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.compiled import CompiledKernels, as_elements, as_flat, as_rows, one_word
+from uvcc_engine.mpc.kernels.compiled_kernels import CompiledKernels, as_elements, as_flat, as_rows, one_word
 from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.kernels.proving import binary_words
 from uvcc_engine.mpc.kernels.threads import over_threads, summed

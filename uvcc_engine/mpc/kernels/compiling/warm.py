@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.compiled import COMPILE_FROM
+from uvcc_engine.mpc.kernels.compiled_kernels import COMPILE_FROM
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.layout import level, wire_dtype
