@@ -61,15 +61,16 @@ def down(product: Ints, scale: float = 1.0) -> Ints:
     return product * factor >> F + shift if shift >= 0 else product * (factor << -shift) >> F
 
 
-def inverse_root(x: Ints, least: float) -> Ints:
-    """By the half octave that ``x`` lies in, and a polynomial in what it is off the middle of that."""
+def inverse_root(x: Ints, least: float, factor: float) -> Ints:
+    """Times a factor: by the half octave that ``x`` lies in, and a polynomial in what it is off the middle of that."""
     first, last = 2 * math.floor(math.log2(least)), 2 * math.ceil(math.log2(MOST))
     near = Chebyshev.interpolate(lambda e: (1 - e) ** -0.5, 3, domain=[1 - 2.0**0.25, 1 - 2.0**-0.25])
     c0, *upper = near.convert(kind=Polynomial).coef
     c1, c2, c3 = (round(c * 2**14) for c in upper)
     at = sum((x >= math.ceil(2.0 ** (k / 2 + F))).astype(np.int64) for k in range(first + 1, last))
-    roots = ring([2.0 ** -((k + 0.5) / 4) for k in range(first, last)])
-    off = 2**F - (x * (roots * roots)[at] >> 2 * F)
+    roots = ring([factor * 2.0 ** -((k + 0.5) / 4) for k in range(first, last)])
+    squares = np.rint((roots / factor) * (roots / factor)).astype(np.int64)
+    off = 2**F - (x * squares[at] >> 2 * F)
     turned, square = down(roots[at] * off), down(off * off)
     return (turned * ((c1 << F) + c2 * off + c3 * square) >> F + 14) + np.rint(roots * c0).astype(np.int64)[at]
 
@@ -87,9 +88,8 @@ class Norm:
         whole = 1 << (n - 1).bit_length()  # as many rows, or more
         square, over = down((centred * centred).sum(0), 1.0 / whole), whole / n
         self.found = np.stack([mean, by_public(square, over)])
-        root, back = inverse_root(square + int(ring(EPSILON / over)), LEAST / over), 1.0 / math.sqrt(over)
-        self.inverse = by_public(root, back)
-        self.normal = down(centred * root, back)
+        self.inverse = inverse_root(square + int(ring(EPSILON / over)), LEAST / over, 1.0 / math.sqrt(over))
+        self.normal = down(centred * self.inverse)
         return down(self.normal * self.weight[0]) + self.weight[3]
 
     def backward(self, grad: Ints) -> tuple[Ints, Ints]:

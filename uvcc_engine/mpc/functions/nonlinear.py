@@ -33,6 +33,7 @@ from uvcc_engine.mpc.products.arithmetic import (
 LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
 MOST_SUMMANDS = 2048
 """Of powers whose sum is divided by: of more, the line through the inverse is too flat for the ring."""
+_NARROW = 80  # of a wider range the first roundings are multiplied to more than ten units
 _FINER = 8  # of 24 fractional bits a square of at most one has room
 _SQUARE_BITS = 60  # of a square below 2 in absolute value, so that it can be truncated
 
@@ -53,7 +54,8 @@ def divide_protocol(
     ``numerator y0 (1 + e)(1 + e^2)(1 + e^4)...``. 2 rounds per factor, and 2 for ``e``: 10 rounds on [1, 10].
     The relative error of the iteration is below 2^-14; rounding adds about one unit per factor, and where the range is
     wide what they multiply the first roundings by, an eighth of ``high / low``. ``parts``: of a numerator that is at
-    most the denominator as many more bits are kept on the way, up to ``_FINER``, with the same messages.
+    most the denominator as many more bits are kept on the way beyond a range of ``_NARROW``, up to ``_FINER``, in as
+    many rounds and up to a quarter more bytes.
     Raises ConfigError for a range that is not positive.
     """
     if not 0 < low <= high:
@@ -61,7 +63,8 @@ def divide_protocol(
     slope, offset, worst = line_for_reciprocal(low, high)
     factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
     guess = affine(rt, denominator, slope, offset)
-    f, more = numerator.f, min(_FINER, max(0, math.ceil(-math.log2(1.0 - worst)) - 2)) if parts else 0
+    finer = parts and high / low > _NARROW
+    f, more = numerator.f, min(_FINER, max(0, math.ceil(-math.log2(1.0 - worst)) - 2)) if finer else 0
     split = guess.with_f(guess.f - more)
     product, quotient = yield from par(
         mul_protocol(rt, denominator.with_f(denominator.f + more), split, dealer=dealer),

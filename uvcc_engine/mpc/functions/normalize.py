@@ -38,8 +38,10 @@ _MOST_BITS: Final = 60  # of a product of what is at most one and a fifth
 _COEFFICIENT_BITS: Final = 14
 
 
-def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 11 rounds. Relative error below
+def rsqrt_protocol(
+    rt: Runtime, x: Share, low: float, high: float, *, factor: float = 1.0, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """``factor x^(-1/2)`` for ``low <= x <= high`` (public, positive): 11 rounds. Relative error below
     2^-13 + 2^-f, and 2 units.
 
     Raises ConfigError for a range that is not positive.
@@ -49,9 +51,10 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: in
     first, last = 2 * math.floor(math.log2(low)), 2 * math.ceil(math.log2(high))
     edges = torch.tensor([2.0 ** (k / 2) for k in range(first + 1, last)], dtype=torch.float64)
     bits = yield from at_least_protocol(rt, x, edges, dealer=dealer)
-    roots = [round(2.0 ** (x.f - (k + 0.5) / 4)) for k in range(first, last)]
+    roots = [round(factor * 2.0 ** (x.f - (k + 0.5) / 4)) for k in range(first, last)]
     fine = min(2 * x.f, _MOST_BITS - x.f)
-    squares = [round(root * root * 2.0 ** (fine - 2 * x.f)) for root in roots]
+    alone = [root / factor for root in roots]  # as they were rounded, so that the polynomial makes that good
+    squares = [round(root * root * 2.0 ** (fine - 2 * x.f)) for root in alone]
     c0, *upper = _inverse_root_near_one()
     inverse = _stairs(rt, bits, squares, fine)
     off = add_public(rt, neg((yield from mul_protocol(rt, x, inverse, dealer=dealer))), 1.0)
@@ -118,18 +121,12 @@ def deviated_protocol(
 ) -> MpcProtocol[tuple[Share, Share]]:
     """``x / sqrt(ratio square + epsilon)``, and that inverse root: 13 rounds.
 
-    ``x``: any shape; ``square`` and root broadcast to it. The ratio, from 1 to 2, is folded into what comes after the
-    root.
+    ``x``: any shape; ``square`` and root broadcast to it. The ratio, from 1 to 2, is a factor of the root: it costs
+    nothing.
     """
-    safe = add_public(rt, square, epsilon / ratio)
-    root = yield from rsqrt_protocol(rt, safe, epsilon / ratio / 2, high, dealer=dealer)
-    if ratio == 1.0:
-        return (yield from mul_protocol(rt, x, root, dealer=dealer)), root
-    back = 1.0 / math.sqrt(ratio)
-    normal, inverse = yield from par(
-        mul_protocol(rt, x, root, scale=back, dealer=dealer), mul_public_protocol(rt, root, back, dealer=dealer)
-    )
-    return normal, inverse
+    safe, back = add_public(rt, square, epsilon / ratio), 1.0 / math.sqrt(ratio)
+    root = yield from rsqrt_protocol(rt, safe, epsilon / ratio / 2, high, factor=back, dealer=dealer)
+    return (yield from mul_protocol(rt, x, root, dealer=dealer)), root
 
 
 def layer_norm_protocol(
