@@ -19,9 +19,12 @@ COMMANDS: Final = {
     "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
     "worker": ("uvcc_engine.agent.foreground", "run one worker here: SPEC.json"),
     "train": ("uvcc_engine.train.worker:cli", "train a language model without a console"),
-    "export": ("uvcc_engine.train.generate:export_main", "a trained language model as a folder of its own"),
-    "import": ("uvcc_engine.train.arcee", "a model that Hugging Face's transformers saved, as export writes one"),
-    "generate": ("uvcc_engine.train.generate", "continue a text with a trained language model"),
+    "export": ("uvcc_engine.train.trained.generate:export_main", "a trained language model as a folder of its own"),
+    "import": (
+        "uvcc_engine.train.trained.arcee",
+        "a model that Hugging Face's transformers saved, as export writes one",
+    ),
+    "generate": ("uvcc_engine.train.trained.generate", "continue a text with a trained language model"),
     "data": (
         "uvcc_engine.train.text.source_probe",
         "a training's data source: data probe|prepare CONFIG",
@@ -46,7 +49,10 @@ COMMANDS: Final = {
     "verify": ("uvcc_engine.transcript.proof.cli", "check a run, its artifacts or a proof bundle"),
     "prove": ("uvcc_engine.transcript.proof.leaf_proof", "one leaf of a transcript is in what was signed; checks such"),
     "open": ("uvcc_engine.transcript.proof.leaf_proof:open_main", "the same with the message itself, at its party"),
-    "evaluate": ("uvcc_engine.train.evaluate", "what a trained language model can do: perplexity, needle, copying"),
+    "evaluate": (
+        "uvcc_engine.train.trained.evaluate",
+        "what a trained language model can do: perplexity, needle, copying",
+    ),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
     "longctx": ("uvcc_engine.nsa.longctx", "one attention layer over 65,536 tokens: time, blocks read, memory"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),

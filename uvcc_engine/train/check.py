@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import exported, fp8_products, memory_plan
+from uvcc_engine.train import fp8_products, memory_plan
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
@@ -26,6 +26,7 @@ from uvcc_engine.train.marks import check_marks
 from uvcc_engine.train.settings_check import answer
 from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.text import source_probe
+from uvcc_engine.train.trained import exported
 
 
 def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:

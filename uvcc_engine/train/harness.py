@@ -20,9 +20,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.train import exported
-from uvcc_engine.train.evaluate import scored
-from uvcc_engine.train.generate import Sampling, tokens_after
+from uvcc_engine.train.trained import exported
+from uvcc_engine.train.trained.evaluate import scored
+from uvcc_engine.train.trained.generate import Sampling, tokens_after
 
 MOST_WRITTEN: Final = 256  # tokens of an answer, where the task does not say
 

@@ -19,9 +19,9 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.train.dimensions.sharded import is_sharded, like, part, whole
 from uvcc_engine.train.distributed import RankGroup
-from uvcc_engine.train.exported import write_tensors
 from uvcc_engine.train.lm_optimizers import MOMENTS, STEP, Optimizers
 from uvcc_engine.train.text.data import Cursor, for_another_world
+from uvcc_engine.train.trained.exported import write_tensors
 
 SAME_MODEL: Final = "resume with the model's settings as it was saved with: leave out those that you changed"
 

@@ -29,7 +29,7 @@ from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.contract.text import clean
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import effective, exported, fp8_products, generate, lm_state, memory_plan, repeated
+from uvcc_engine.train import effective, fp8_products, lm_state, memory_plan, repeated
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
@@ -45,6 +45,7 @@ from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import Tokenizer, tokenizer_of
+from uvcc_engine.train.trained import exported, generate
 from uvcc_engine.train.watchdog import Watchdog
 
 SAME_PRESS_S: Final = 3.0

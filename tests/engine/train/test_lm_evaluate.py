@@ -15,8 +15,8 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import evaluate, exported
 from uvcc_engine.train.text.tokenizer import ByteTokenizer
+from uvcc_engine.train.trained import evaluate, exported
 
 
 class Oracle:

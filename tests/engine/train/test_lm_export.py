@@ -20,10 +20,10 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import exported
-from uvcc_engine.train import generate as gen
 from uvcc_engine.train.check import check
 from uvcc_engine.train.learning_rate import lr_at
+from uvcc_engine.train.trained import exported
+from uvcc_engine.train.trained import generate as gen
 from uvcc_engine.train.worker import cli
 
 CONFIG = {**SMALL, "train": {**SMALL["train"], "save_every": 4}}

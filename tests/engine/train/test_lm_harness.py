@@ -20,9 +20,9 @@ from lm_eval.api.registry import get_model
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import evaluate, exported
-from uvcc_engine.train import generate as gen
 from uvcc_engine.train.harness import UvccLM
+from uvcc_engine.train.trained import evaluate, exported
+from uvcc_engine.train.trained import generate as gen
 
 LENGTH = 48
 CHOICES = ["amber", "birch"]

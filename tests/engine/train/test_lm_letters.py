@@ -15,13 +15,13 @@ from test_lm_evaluate import model, scores
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.nsa.model import NO_LABEL, token_loss
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.evaluate import evaluate
 from uvcc_engine.train.text.data import Packer, inputs_and_labels
 from uvcc_engine.train.text.documents import unasked
 from uvcc_engine.train.text.hidden_letters import GROUPS, HiddenLetters, Hideout, longest
 from uvcc_engine.train.text.prepare import one_pass
 from uvcc_engine.train.text.sources import PythonManual, make_source
 from uvcc_engine.train.text.tokenizer import ByteTokenizer
+from uvcc_engine.train.trained.evaluate import evaluate
 
 HIDEOUT = Hideout(PythonManual())
 

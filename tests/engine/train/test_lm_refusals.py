@@ -27,7 +27,7 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import exported, lm_job, memory_plan, worker
+from uvcc_engine.train import lm_job, memory_plan, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.distributed import RankGroup
@@ -35,6 +35,7 @@ from uvcc_engine.train.only_training import only_training
 from uvcc_engine.train.text.data import Packer
 from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import ByteTokenizer, make_tokenizer
+from uvcc_engine.train.trained import exported
 from uvcc_engine.train.worker import cli, train
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from lm_kit import SMALL
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import exported
-from uvcc_engine.train import generate as gen
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.text.prepare import prepare
 from uvcc_engine.train.text.source_probe import main as data_cli
 from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import END, OwnTokenizer, make_tokenizer, tokenizer_id, train_tokenizer
+from uvcc_engine.train.trained import exported
+from uvcc_engine.train.trained import generate as gen
 from uvcc_engine.train.worker import cli
 
 TEXTS = [f"the {a} {b} sat on the {a} mat. " * 4 for a in ("old", "new", "red") for b in ("cat", "dog", "hen")]

@@ -13,9 +13,9 @@ from lm_kit import SMALL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import arcee, exported
-from uvcc_engine.train import generate as gen
 from uvcc_engine.train.text.tokenizer import ByteTokenizer, train_tokenizer
+from uvcc_engine.train.trained import arcee, exported
+from uvcc_engine.train.trained import generate as gen
 from uvcc_engine.train.worker import cli
 
 DENSE = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 16, "attention": "dense"}

@@ -23,11 +23,11 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import exported
 from uvcc_engine.train.config import VOCAB
 from uvcc_engine.train.text.hidden_letters import ASKED, CHANCE, GROUPS, STRETCHES, Hideout
 from uvcc_engine.train.text.sources import PythonManual
 from uvcc_engine.train.text.tokenizer import Tokenizer
+from uvcc_engine.train.trained import exported
 
 BATCH: Final = 8  # rows at a time
 DEPTHS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -23,10 +23,10 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.train import exported
 from uvcc_engine.train.config import VOCAB
-from uvcc_engine.train.exported import CONFIG, TOKENIZER, WEIGHTS, ExportedConfig, Origin
 from uvcc_engine.train.text.tokenizer import END, GPT2_END, ByteTokenizer, OwnTokenizer, byte_characters
+from uvcc_engine.train.trained import exported
+from uvcc_engine.train.trained.exported import CONFIG, TOKENIZER, WEIGHTS, ExportedConfig, Origin
 
 EPSILON: Final = torch.finfo(torch.float32).eps  # that of nn.RMSNorm, which the models here use
 _INDEX: Final = f"{WEIGHTS}.index.json"

@@ -24,10 +24,10 @@ from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
 from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import arcee, exported
 from uvcc_engine.train.config import LARGEST
 from uvcc_engine.train.distributed import choose_device
 from uvcc_engine.train.text.tokenizer import Tokenizer
+from uvcc_engine.train.trained import arcee, exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""A trained model: its folder, other libraries' format of it, continuing a text, and what it can do."""
