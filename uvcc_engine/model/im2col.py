@@ -14,6 +14,9 @@ from uvcc_engine.model.shapes import Image
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvcc_engine.mpc.kernels.base import Kernels
+    from uvcc_engine.mpc.kernels.layout import Patches
+
 
 class Strided(Protocol):
     """What a convolution says of its patches."""
@@ -64,54 +67,53 @@ def pixels(x: Tensor, image: Image) -> Tensor:
     return x.reshape(-1, image.channels, image.height, image.width)
 
 
-def cut_patches(x: Tensor, conv: Strided) -> Tensor:
-    """(rows, image) -> (rows * out_height * out_width, channels * kernel height * kernel width)."""
-    (high, wide), (down, across), (above, beside) = conv.kernels, conv.strides, conv.paddings
-    padded = ops.torch.nn.functional.pad(pixels(x, conv.image), (beside, beside, above, above))
-    cut = padded.unfold(2, high, down).unfold(3, wide, across)
-    return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, conv.inputs)
+def patches_of(conv: Strided) -> Patches:
+    """How a convolution cuts its patches, as kernels take it."""
+    image = conv.image
+    return ops.Patches(image.channels, image.height, image.width, *conv.kernels, *conv.strides, *conv.paddings)
 
 
-def add_patches(patches: Tensor, conv: Strided) -> Tensor:
+def cut_patches(kernels: Kernels, x: Tensor, conv: Strided, more: int = 0) -> Tensor:
+    """(rows, image) -> (rows * out_height * out_width, channels * kernel height * kernel width + more).
+
+    The last ``more`` columns are zero.
+    """
+    return kernels.cut_patches(x, patches_of(conv), more)
+
+
+def add_patches(kernels: Kernels, patches: Tensor, conv: Strided) -> Tensor:
     """The transpose of :func:`cut_patches`: every patch value is added to the pixel that it was cut from.
 
     Gives (rows, image).
     """
-    image, out = conv.image, conv.out
-    (k, m), (down, across), (above, beside) = conv.kernels, conv.strides, conv.paddings
-    parts = patches.reshape(-1, out.height, out.width, image.channels, k, m).permute(0, 3, 1, 2, 4, 5)
-    high, wide = image.height + 2 * above, image.width + 2 * beside
-    total = patches.new_zeros(parts.shape[0], image.channels, high, wide)
-    for i in range(k):
-        for j in range(m):
-            total[:, :, i : i + down * out.height : down, j : j + across * out.width : across] += parts[..., i, j]
-    inner = total[:, :, above : high - above, beside : wide - beside]
-    return inner.reshape(parts.shape[0], image.size)
+    return kernels.add_patches(patches, patches_of(conv))
 
 
 def channels_first(x: Tensor, out: Image) -> Tensor:
     """(rows * height * width, channels) -> (rows, image)."""
-    return x.reshape(-1, out.height * out.width, out.channels).transpose(1, 2).reshape(-1, out.size)
+    return ops.laid_out(x.reshape(-1, out.height * out.width, out.channels).transpose(1, 2)).reshape(-1, out.size)
 
 
 def channels_last(x: Tensor, out: Image) -> Tensor:
     """The inverse of :func:`channels_first`. Gives (rows * out_height * out_width, channels)."""
-    return x.reshape(-1, out.channels, out.height * out.width).transpose(1, 2).reshape(-1, out.channels)
+    turned = x.reshape(-1, out.channels, out.height * out.width).transpose(1, 2)
+    return ops.laid_out(turned).reshape(-1, out.channels)
 
 
-def cut_windows(x: Tensor, pool: Windowed) -> Tensor:
+def windows_of(pool: Windowed) -> Patches:
+    """The windows of a pooling: patches of every channel by itself."""
+    image, n = pool.image, pool.size
+    return ops.Patches(1, image.height, image.width, n, n, n, n, 0, 0)
+
+
+def cut_windows(kernels: Kernels, x: Tensor, pool: Windowed) -> Tensor:
     """(rows, image) -> (rows * out.size, size^2): the values of every pooling window."""
-    n = pool.size
-    return pixels(x, pool.image).unfold(2, n, n).unfold(3, n, n).reshape(-1, n * n)
+    return kernels.cut_patches(x, windows_of(pool))
 
 
-def lay_windows(windows: Tensor, pool: Windowed) -> Tensor:
+def lay_windows(kernels: Kernels, windows: Tensor, pool: Windowed) -> Tensor:
     """The transpose of :func:`cut_windows`: window values back to their pixels, zero where no window was.
 
     Gives (rows, image).
     """
-    image, out, n = pool.image, pool.out, pool.size
-    parts = windows.reshape(-1, out.channels, out.height, out.width, n, n).permute(0, 1, 2, 4, 3, 5)
-    total = windows.new_zeros(parts.shape[0], image.channels, image.height, image.width)
-    total[:, :, : out.height * n, : out.width * n] = parts.reshape(-1, out.channels, out.height * n, out.width * n)
-    return total.reshape(-1, image.size)
+    return kernels.add_patches(windows, windows_of(pool)).reshape(-1, pool.image.size)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.functions.normalize import normalize_protocol as normalize_protocol
     from uvcc_engine.mpc.functions.normalize import power_of_two_for as power_of_two_for
     from uvcc_engine.mpc.functions.softmax import powers_fit as powers_fit
+    from uvcc_engine.mpc.kernels.layout import Patches as Patches
+    from uvcc_engine.mpc.kernels.threads import laid_out as laid_out
     from uvcc_engine.mpc.products.arithmetic import DEALER as DEALER
     from uvcc_engine.mpc.products.arithmetic import add as add
     from uvcc_engine.mpc.products.arithmetic import add_public as add_public
@@ -76,6 +78,8 @@ _NAMES: Final = {
     "mpc.foundation.runtime": "par",
     "mpc.comparisons.selection": "drelu_arithmetic_protocol matmul_relu_protocol relu_protocol",
     "mpc.foundation.share": "Share cat encode",
+    "mpc.kernels.layout": "Patches",
+    "mpc.kernels.threads": "laid_out",
     "mpc.functions.softmax": "powers_fit",
 }
 _HOMES: Final = {name: f"uvcc_engine.{home}" for home, names in _NAMES.items() for name in names.split()}

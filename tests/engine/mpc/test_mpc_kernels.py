@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from uvcc_engine.mpc.comparisons.carry import tree
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.kernels import compiled_kernels, cpu
+from uvcc_engine.mpc.kernels import compiled_kernels, cpu, threads
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.kernels.compiled_kernels import COMPILE_FROM
 from uvcc_engine.mpc.kernels.compiling import loops
@@ -33,7 +34,7 @@ from uvcc_engine.mpc.kernels.compiling.loops import LOOPS, Loops, mark
 from uvcc_engine.mpc.kernels.compiling.warm import warm
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.gemm import gemm, limbs
-from uvcc_engine.mpc.kernels.layout import Level, level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Level, Patches, level, wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.truncation import from_wire
@@ -50,6 +51,17 @@ def random(*shape: int) -> Tensor:
 LEVELS = [level(m, generate=g, carry_on=c) for m in (2, 3, 4, 5, 7) for g, c in ((1, 1), (1, 0), (0, 1))]
 
 
+@pytest.fixture(params=[1, 3], ids=["alone", "over_threads"])
+def on_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels compute on one thread, and on three however little there is to do."""
+    if request.param > 1:
+        monkeypatch.setattr(threads, "THREADS_FROM", 1)
+    threads.use(request.param)
+    yield
+    threads.use(0)
+
+
+over_threads = pytest.mark.usefixtures("on_threads")
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is an extra: kernels")
 
 
@@ -200,6 +212,7 @@ def test_compiling_twice_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert mark().exists()
 
 
+@over_threads
 @pytest.mark.parametrize("n", [1, 63, 64, 130, N - 5])
 @pytest.mark.parametrize("bits", [64, 63, 20])
 def test_bit_planes(n: int, bits: int) -> None:
@@ -221,6 +234,7 @@ def test_packed_numbers_keep_their_lowest_bytes(n: int, size: int) -> None:
     assert torch.equal(from_wire(packed, 8 * size) & ((1 << 8 * size) - 1), x & ((1 << 8 * size) - 1))
 
 
+@over_threads
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("words", [3, WORDS])
 def test_digit_tables_tell_generate_and_propagate(k: int, words: int) -> None:
@@ -243,6 +257,7 @@ def test_digit_tables_tell_generate_and_propagate(k: int, words: int) -> None:
     assert torch.equal(bits[1], (total == (1 << k) - 1).to(torch.int64))
 
 
+@over_threads
 @pytest.mark.parametrize("plan", LEVELS, ids=lambda p: f"m{p.m}{'g' * p.generate}{'p' * p.carry_on}")
 @pytest.mark.parametrize("words", [3, WORDS])
 def test_merging_levels(plan: Level, words: int) -> None:
@@ -274,6 +289,7 @@ def test_merging_levels(plan: Level, words: int) -> None:
             assert torch.equal(found[1], passes)
 
 
+@over_threads
 @pytest.mark.parametrize("n", [100, N])
 @pytest.mark.parametrize("s", [1, 13, 16, 32, 38])
 def test_truncation_kernels(n: int, s: int) -> None:
@@ -295,6 +311,7 @@ def test_truncation_kernels(n: int, s: int) -> None:
     assert torch.equal(CPU.truncate_close(z, k, m, s), PLAIN.truncate_close(z, k, m, s))
 
 
+@over_threads
 @pytest.mark.parametrize("n", [100, N])
 def test_product_and_selection_kernels(n: int) -> None:
     a, b, c, d = (random(n) ^ i for i in range(4))
@@ -313,6 +330,46 @@ def test_product_and_selection_kernels(n: int) -> None:
         (reference,), own = PLAIN.select(words, [a], [b], right, lead)
         assert torch.equal(mine, reference)
         assert torch.equal(bit, own)
+
+
+PATCHES = [
+    Patches(2, 6, 5, 3, 3, 1, 1, 1, 1),
+    Patches(1, 7, 7, 3, 3, 2, 2, 0, 0),
+    Patches(3, 5, 6, 4, 4, 2, 2, 2, 2),
+    Patches(1, 9, 7, 2, 2, 2, 2, 0, 0),  # windows, and lines of pixels that are in none
+    Patches(2, 1, 9, 1, 4, 1, 3, 0, 2),
+    Patches(1, 7, 4, 2, 1, 1, 1, 3, 3),  # patches of padding alone
+    Patches(3, 4, 4, 1, 1, 3, 4, 0, 0),  # patches with pixels between them
+]
+
+
+@over_threads
+@pytest.mark.parametrize("of", PATCHES, ids=str)
+@pytest.mark.parametrize("numbers", [1, N])
+def test_patches_are_cut_and_added_up(of: Patches, numbers: int) -> None:
+    rows = -(-numbers // (of.lines * of.columns * of.each))
+    images, patches = random(rows, of.image), random(rows * of.lines * of.columns, of.each)
+    cut, added = CPU.cut_patches(images, of), CPU.add_patches(patches, of)
+    assert torch.equal(cut, PLAIN.cut_patches(images, of))
+    assert torch.equal(added, PLAIN.add_patches(patches, of))
+    assert (cut * patches).sum() == (images * added).sum()  # each is the other's transpose, modulo 2^64
+    for more in (1, 3):
+        for kernels in (CPU, PLAIN):
+            wider = kernels.cut_patches(images, of, more)
+            assert torch.equal(wider[:, : of.each], cut)
+            assert not wider[:, of.each :].any()
+
+
+@over_threads
+@pytest.mark.parametrize("way", [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
+def test_numbers_are_laid_out_in_order(way: tuple[int, int, int]) -> None:
+    x = random(7, 5, 3).permute(way)
+    found = threads.laid_out(x)
+    assert found.is_contiguous()
+    assert torch.equal(found, x)
+    into = torch.zeros(*x.shape[:2], 4, dtype=torch.int64)[..., : x.shape[2]] if x.shape[2] < 4 else torch.empty_like(x)
+    assert threads.laid_out(x, into) is into
+    assert torch.equal(into, x)
 
 
 def test_the_trees_cover_63_bits() -> None:

@@ -14,6 +14,7 @@ from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.machine import host
 from uvcc_engine.mpc.kernels import threads
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
+from uvcc_engine.mpc.kernels.layout import Patches, level
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.kernels.proving.binary_words import blocks_of
 from uvcc_engine.worker import compute_setup
@@ -59,6 +60,50 @@ def test_every_kernel_of_the_proofs_gives_the_same_over_threads(name: str, monke
     expected, used = KERNELS[name](PLAIN), watched(monkeypatch)
     threads.use(3)
     assert torch.equal(KERNELS[name](CPU), expected)
+    assert len(used) > 1
+
+
+PLAN = level(3, generate=True, carry_on=True)
+IMAGES = Patches(1, 4, 4, 2, 2, 1, 1, 0, 0)
+SPREAD: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "mul": lambda x, _: CPU.mul([x], [x]),
+    "blind": lambda x, _: CPU.blind(x.clone(), 3, x, x),
+    "mul_blinded": lambda x, _: CPU.mul_blinded(True, False, (x, x), (x, x), 3, x, x),
+    "truncate_deal": lambda x, _: CPU.truncate_deal(x, x, x, x, x, x, 40),
+    "truncate_deal_own": lambda x, _: CPU.truncate_deal_own(x, x, torch.stack([x, x]), x, x, 40),
+    "truncate_open": lambda x, _: CPU.truncate_open(x, x, x, x, x, 40),
+    "truncate_close": lambda x, _: CPU.truncate_close(x, x, x, 40),
+    "to_planes": lambda x, _: CPU.to_planes(x),
+    "deal_digits": lambda _, bits: CPU.deal_digits(bits[:3], 3, bits[3:10], torch.empty_like(bits[3:10])),
+    "pick_digits": lambda _, bits: CPU.pick_digits(bits[3:10], bits[:3], 3, -1),
+    "mask_products": lambda _, bits: _products(bits),
+    "close": lambda _, bits: CPU.close(PLAN, bits[:3], bits[:3], _singles(bits), torch.empty_like(_singles(bits))),
+    "merge": lambda _, bits: CPU.merge(
+        PLAN, _singles(bits), _singles(bits), _products(bits), -1, bits[:1].clone(), bits[:1].clone()
+    ),
+    "cut_patches": lambda x, _: CPU.cut_patches(x[: 16 * 1000].view(-1, 16), IMAGES),
+    "add_patches": lambda x, _: CPU.add_patches(x[: 36 * 450].view(-1, 4), IMAGES),
+    "laid_out": lambda x, _: threads.laid_out(x.view(-1, 64).t()),
+}
+
+
+def _singles(bits: Tensor) -> Tensor:
+    return bits[: len(PLAN.singles)].unsqueeze(1)
+
+
+def _products(bits: Tensor) -> Tensor:
+    out = torch.empty_like(bits[: len(PLAN.products)].unsqueeze(1))
+    CPU.mask_products(PLAN, _singles(bits), _singles(bits), torch.zeros_like(out), out)
+    return out
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_every_kernel_of_a_step_is_spread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its numbers are the same, ``test_mpc_kernels`` shows."""
+    numbers, bits = words(64 * 256), words(10, 256)
+    used = watched(monkeypatch)
+    threads.use(3)
+    SPREAD[name](numbers, bits)
     assert len(used) > 1
 
 

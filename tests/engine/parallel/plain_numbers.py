@@ -11,17 +11,46 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.rounds import Fork
 from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.kernels.layout import Patches
 
 DEALER = 2
 
 
 class PlainKernels:
-    """What a layer's own bilinear map multiplies with."""
+    """What a layer's own maps are made of."""
 
     @staticmethod
     def right_factor(ys: Sequence[Tensor], rows: int) -> Callable[[Sequence[Tensor]], Tensor]:
         ((factor,), _) = ys, rows
         return lambda xs: xs[0] @ factor
+
+    @staticmethod
+    def cut_patches(images: Tensor, of: Patches, more: int = 0) -> Tensor:
+        pixels = torch.nn.functional.pad(images.reshape(-1, of.image), (0, 1))
+        cut = pixels[:, _places(of)].reshape(-1, of.each)
+        return torch.nn.functional.pad(cut, (0, more))
+
+    @staticmethod
+    def add_patches(patches: Tensor, of: Patches) -> Tensor:
+        flat = patches.reshape(-1, of.lines * of.columns * of.each)
+        total = flat.new_zeros(len(flat), of.image + 1)
+        return total.index_add_(1, _places(of), flat)[:, : of.image]
+
+
+def _places(of: Patches) -> Tensor:
+    """Which pixel each number of an image's patches is, in order; those of the padding come after the last."""
+    top, side = -of.above, -of.beside
+    found = [
+        (channel * of.height + line) * of.width + column
+        if 0 <= line < of.height and 0 <= column < of.width
+        else of.image
+        for y in range(of.lines)
+        for x in range(of.columns)
+        for channel in range(of.channels)
+        for line in range(top + y * of.down, top + y * of.down + of.high)
+        for column in range(side + x * of.across, side + x * of.across + of.wide)
+    ]
+    return torch.tensor(found)
 
 
 class PlainRuntime:

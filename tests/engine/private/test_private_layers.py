@@ -23,10 +23,12 @@ from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 
 torch.set_num_threads(1)
+PLAIN = PlainKernels()
 CONVS = [
     Conv2d(Image(2, 6, 5), 3, 3, padding=1),
     Conv2d(Image(1, 7, 7), 2, 3, stride=2),
@@ -42,8 +44,8 @@ def random_ring(rows: int, width: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("conv", CONVS)
 def test_patches_and_their_transpose_are_exact_on_ring_elements(conv: Conv2d) -> None:
     x, y = random_ring(2, conv.image.size), random_ring(2 * conv.out.height * conv.out.width, conv.inputs, 1)
-    left = (im2col.cut_patches(x, conv) * y).sum()
-    right = (x * im2col.add_patches(y, conv)).sum()
+    left = (im2col.cut_patches(PLAIN, x, conv) * y).sum()
+    right = (x * im2col.add_patches(PLAIN, y, conv)).sum()
     assert left == right  # <Ax, y> = <x, A'y> modulo 2^64
     image = random_ring(2, conv.out.size)
     assert im2col.channels_first(im2col.channels_last(image, conv.out), conv.out).equal(image)
@@ -52,7 +54,7 @@ def test_patches_and_their_transpose_are_exact_on_ring_elements(conv: Conv2d) ->
 @pytest.mark.parametrize("pool", POOLS)
 def test_windows_and_their_transpose_are_exact_on_ring_elements(pool: Pool) -> None:
     x, y = random_ring(3, pool.image.size), random_ring(3 * pool.out.size, pool.size**2, 1)
-    assert (im2col.cut_windows(x, pool) * y).sum() == (x * im2col.lay_windows(y, pool)).sum()
+    assert (im2col.cut_windows(PLAIN, x, pool) * y).sum() == (x * im2col.lay_windows(PLAIN, y, pool)).sum()
 
 
 def passes(layer_of: Callable[[Runtime], nn.Layer], x: Tensor, grad: Tensor) -> list[Tensor]:

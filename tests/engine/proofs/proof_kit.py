@@ -77,9 +77,9 @@ def _patches(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Sha
             rt,
             x,
             y,
-            lambda a, b: im2col.add_patches(a @ b, IMAGES),
+            lambda a, b: im2col.add_patches(rt.kernels, a @ b, IMAGES),
             dealer=dealer,
-            cut=lambda t: im2col.cut_patches(t, IMAGES),
+            cut=lambda t: im2col.cut_patches(rt.kernels, t, IMAGES),
         )
     )
 

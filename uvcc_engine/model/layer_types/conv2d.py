@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import im2col, ops
-from uvcc_engine.model.parts import Pass, Plain, gather_rows, my_rows, weight_gradient_protocol, with_ones
+from uvcc_engine.model.parts import Pass, Plain, gather_rows, my_rows, weight_gradient_protocol
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -143,7 +143,7 @@ class ConvLayer(ProductLayer):
 
     def factors(self, rt: Runtime, x: Share) -> tuple[Share, Share]:
         assert self.weight is not None
-        self._seen = with_ones(rt, x.map(lambda t: im2col.cut_patches(t, self._spec)))
+        self._seen = _patches_and_ones(rt, x, self._spec)
         return self._seen, self.weight
 
     def outputs(self, product: Share) -> Share:
@@ -153,13 +153,13 @@ class ConvLayer(ProductLayer):
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1)).T
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_with_protocol(rt, last, kernel, _back(rt, self._spec), cut=_cut(self._spec)))
+        return (yield from ops.product_with_protocol(rt, last, kernel, _back(rt, self._spec), cut=_cut(rt, self._spec)))
 
     def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1)).T
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        back, cut = _back(rt, self._spec), _cut(self._spec)
+        back, cut = _back(rt, self._spec), _cut(rt, self._spec)
         return (yield from ops.product_gated_protocol(rt, last, kernel, bits, back, cut=cut))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
@@ -183,7 +183,7 @@ class ConvPart(Plain):
 
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         mine = x.map(lambda t: my_rows(on.tp, t)) if self._cuts else x
-        seen = with_ones(on.rt, mine.map(lambda t: im2col.cut_patches(t, self._spec)))
+        seen = _patches_and_ones(on.rt, mine, self._spec)
         on.keep(self, seen)
         found = yield from ops.matmul_protocol(on.rt, seen, self.weights[0], dealer=self.dealers[0])
         return found.map(lambda t: im2col.channels_first(t, self._spec.out))
@@ -195,7 +195,7 @@ class ConvPart(Plain):
         if not wanted:
             yield from given
             return grad
-        kernel, back, cut = self.weights[0].index(slice(0, -1)).T, _back(on.rt, self._spec), _cut(self._spec)
+        kernel, back, cut = self.weights[0].index(slice(0, -1)).T, _back(on.rt, self._spec), _cut(on.rt, self._spec)
         both: MpcProtocol[list[Any]] = ops.par(
             given, ops.product_with_protocol(on.rt, last, kernel, back, dealer=self.dealers[0], cut=cut)
         )
@@ -203,16 +203,25 @@ class ConvPart(Plain):
         return gather_rows(on.tp, below, on.rows) if self._cuts else below
 
 
+def _patches_and_ones(rt: Runtime, x: Share, spec: Conv2d | Conv1d) -> Share:
+    """``with_ones`` of the patches, a layer's most numbers: they are cut to where they stand in it."""
+    seen = x.map(lambda t: im2col.cut_patches(rt.kernels, t, spec, 1))
+    one = ops.public(rt, ops.torch.ones(1, 1), f=x.f)
+    seen.first[:, -1:], seen.second[:, -1:] = one.first, one.second
+    return seen
+
+
 def _back(rt: Runtime, spec: Conv2d | Conv1d) -> Callable[[Tensor, Tensor], Tensor]:
     def local(grad: Tensor, kernel: Tensor) -> Tensor:
-        return im2col.add_patches(rt.kernels.right_factor([kernel], grad.shape[0])([grad]), spec)
+        product = rt.kernels.right_factor([kernel], grad.shape[0])([grad])
+        return im2col.add_patches(rt.kernels, product, spec)
 
     return local
 
 
-def _cut(spec: Conv2d | Conv1d) -> Callable[[Tensor], Tensor]:
+def _cut(rt: Runtime, spec: Conv2d | Conv1d) -> Callable[[Tensor], Tensor]:
     """What :func:`_back` is the transpose of, after its product."""
-    return lambda images: im2col.cut_patches(images, spec)
+    return lambda images: im2col.cut_patches(rt.kernels, images, spec)
 
 
 def _output_shape(spec: Conv2d | Conv1d, shape: WeightShape) -> WeightShape:

@@ -41,11 +41,11 @@ class AvgPoolLayer(Layer):
         self._spec = spec
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
-        total = x.map(lambda t: im2col.cut_windows(t, self._spec).sum(-1).reshape(-1, self._spec.out.size))
+        total = x.map(lambda t: im2col.cut_windows(rt.kernels, t, self._spec).sum(-1).reshape(-1, self._spec.out.size))
         return (yield from ops.mul_public_protocol(rt, total, self._spec.size**-2))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
-        spread = grad.map(lambda t: im2col.lay_windows(_spread(t, self._spec), self._spec))
+        spread = grad.map(lambda t: im2col.lay_windows(rt.kernels, _spread(t, self._spec), self._spec))
         return (yield from ops.mul_public_protocol(rt, spread, self._spec.size**-2))
 
 
@@ -57,14 +57,14 @@ class MaxPoolLayer(Layer):
         self._place: Share | None = None
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
-        windows = x.map(lambda t: im2col.cut_windows(t, self._spec))
+        windows = x.map(lambda t: im2col.cut_windows(rt.kernels, t, self._spec))
         best, self._place = yield from ops.max_and_place_protocol(rt, windows)
         return best.reshape(-1, self._spec.out.size)
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._place is not None
         windows = yield from ops.mul_protocol(rt, grad.map(lambda t: _spread(t, self._spec)), self._place)
-        return windows.map(lambda t: im2col.lay_windows(t, self._spec))
+        return windows.map(lambda t: im2col.lay_windows(rt.kernels, t, self._spec))
 
 
 def _spread(grad: Tensor, spec: Pool) -> Tensor:

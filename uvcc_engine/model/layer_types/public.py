@@ -128,14 +128,14 @@ class PublicConv(PublicLayer):
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         w, spec = self.ring(rt, x), self._spec
-        patches = x.map(lambda t: im2col.cut_patches(t, spec))
+        patches = x.map(lambda t: im2col.cut_patches(rt.kernels, t, spec))
         found = yield from ops.public_product_protocol(rt, patches, w[:-1], w[-1])
         return found.map(lambda t: im2col.channels_first(t, spec.out))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         w, spec = self.ring(rt, grad), self._spec
         last = grad.map(lambda t: im2col.channels_last(t, spec.out))
-        back = ops.public_product_protocol(rt, last, w[:-1].T, after=lambda t: im2col.add_patches(t, spec))
+        back = ops.public_product_protocol(rt, last, w[:-1].T, after=lambda t: im2col.add_patches(rt.kernels, t, spec))
         return (yield from back)
 
 

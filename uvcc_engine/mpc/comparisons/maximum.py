@@ -31,6 +31,7 @@ from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, ma
 from uvcc_engine.mpc.products.truncation import Opened
 
 ALL_PAIRS = 10
+_ENTRIES = 32  # of a row, up to which each is compared with all after it by one operation
 _CHOSEN = 16  # bytes that the dealer sends for each entry of which one is chosen
 
 
@@ -93,9 +94,17 @@ def _proved_pick_protocol(
 
 def _differences(x: Tensor) -> Tensor:
     """``[rows, n]`` to ``[pairs, rows padded to 64]``: entry ``i`` less entry ``j`` for ``i < j``."""
-    first, second = _pairs(x.shape[1], x.device)
-    columns = torch.nn.functional.pad(x.t(), (0, -x.shape[0] % 64))
-    return columns[first] - columns[second]
+    columns = torch.nn.functional.pad(x.t(), (0, -x.shape[0] % 64)).contiguous()
+    if len(columns) > _ENTRIES:
+        first, second = _pairs(x.shape[1], x.device)
+        return columns[first] - columns[second]
+    found = columns.new_empty(len(columns) * (len(columns) - 1) // 2, columns.shape[1])
+    at = 0
+    for i in range(len(columns) - 1):  # without a copy of what is subtracted
+        after = at + len(columns) - 1 - i
+        torch.sub(columns[i], columns[i + 1 :], out=found[at:after])
+        at = after
+    return found
 
 
 def _unbeaten_protocol(rt: Runtime, wins: PairBits, rows: int, n: int) -> MpcProtocol[PairBits]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.layout import Level
+from uvcc_engine.mpc.kernels.layout import Level, Patches
 
 RightFactor = Callable[[Sequence[Tensor]], Tensor]
 
@@ -27,6 +27,14 @@ class Kernels(Protocol):
     def right_factor(self, ys: Sequence[Tensor], rows: int) -> RightFactor:
         """Prepares ``xs -> sum_i xs[i] @ ys[i]`` for one or two matrices ``[..., k, n]`` and ``rows`` rows of
         ``xs``."""
+
+    def cut_patches(self, images: Tensor, of: Patches, more: int = 0) -> Tensor:
+        """``[rows, of.image]`` to ``[rows * of.lines * of.columns, of.each + more]``; the last ``more`` columns are
+        zero."""
+
+    def add_patches(self, patches: Tensor, of: Patches) -> Tensor:
+        """``[rows * of.lines * of.columns, of.each]`` to ``[rows, of.image]``: every number of a patch is added to the
+        pixel that it was cut from."""
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         """``z * factor + plus - minus``: a product share with its public factor and its part of a zero."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,7 +13,12 @@ from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiled_kernels import as_flat, as_rows
 from uvcc_engine.mpc.kernels.cpu_proofs import ProvingKernels
 from uvcc_engine.mpc.kernels.gemm import gemm
-from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Level, Patches, wire_dtype
+from uvcc_engine.mpc.kernels.threads import over_threads
+
+_GRAIN: Final = 64
+"""Elements, or words of bit planes, that a part begins at multiples of: whole blocks of every loop, and whole lines of
+the caches, so that no two threads write to one."""
 
 
 class CpuKernels(ProvingKernels):
@@ -24,16 +30,44 @@ class CpuKernels(ProvingKernels):
         if not same or not self._sums(first.numel(), *xs, *ys):
             return super().mul(xs, ys)
         out = torch.empty_like(first)
-        a, b, c, d = as_flat(first), as_flat(ys[0]), as_flat(xs[-1]), as_flat(ys[-1])
-        self._jit.cross(len(xs), a, b, c, d, as_flat(out))
+        arrays = [as_flat(t) for t in (first, ys[0], xs[-1], ys[-1], out)]
+        _by_parts(arrays, lambda *part: self._jit.cross(len(xs), *part))
         return out
 
     def right_factor(self, ys: Sequence[Tensor], rows: int) -> RightFactor:
         return gemm.right_factor(ys, rows)
 
+    def cut_patches(self, images: Tensor, of: Patches, more: int = 0) -> Tensor:
+        rows = images.numel() // of.image
+        each = of.lines * of.columns * (of.each + more)
+        if not self._sums(rows * each, images):
+            return super().cut_patches(images, of, more)
+        out = torch.empty(rows * of.lines * of.columns, of.each + more, dtype=torch.int64)
+        given, found = as_flat(images).reshape(rows, of.image), as_flat(out)
+
+        def some(start: int, stop: int) -> None:
+            self._jit.cut_patches(given[start:stop], *_sizes(of), more, found[start * each : stop * each])
+
+        over_threads(rows * each, rows, some)
+        return out
+
+    def add_patches(self, patches: Tensor, of: Patches) -> Tensor:
+        if not self._sums(patches.numel(), patches):
+            return super().add_patches(patches, of)
+        each = of.lines * of.columns * of.each
+        rows = patches.numel() // each
+        out = torch.empty(rows, of.image, dtype=torch.int64)
+        given, found = as_flat(patches), as_rows(out)
+
+        def some(start: int, stop: int) -> None:
+            self._jit.add_patches(given[start * each : stop * each], *_sizes(of), found[start:stop])
+
+        over_threads(patches.numel(), rows, some)
+        return out
+
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         if self._sums(z.numel(), z, plus, minus):
-            self._jit.blind(as_flat(z), factor, as_flat(plus), as_flat(minus))
+            _by_parts([as_flat(t) for t in (z, plus, minus)], lambda x, p, m: self._jit.blind(x, factor, p, m))
             return z
         return super().blind(z, factor, plus, minus)
 
@@ -51,7 +85,8 @@ class CpuKernels(ProvingKernels):
         if any(t.shape != plus.shape for t in given) or not self._sums(plus.numel(), *given):
             return super().mul_blinded(first, second, x, y, factor, plus, minus)
         out = torch.empty_like(plus)
-        self._jit.mul_blinded(first, second, *map(as_flat, given), factor, as_flat(out))
+        arrays = [as_flat(t) for t in (*given, out)]
+        _by_parts(arrays, lambda *part: self._jit.mul_blinded(first, second, *part[:-1], factor, part[-1]))
         return out
 
     def truncate_deal(
@@ -61,17 +96,8 @@ class CpuKernels(ProvingKernels):
             return super().truncate_deal(z, left, right, k, m, low, s)
         masked = torch.empty_like(z)
         dealt = torch.empty((2, *z.shape), dtype=wire_dtype(s))
-        self._jit.truncate_deal(
-            as_flat(z),
-            as_flat(left),
-            as_flat(right),
-            as_flat(k),
-            as_flat(m),
-            as_flat(low),
-            s,
-            as_flat(masked),
-            as_rows(dealt),
-        )
+        arrays = [as_flat(t) for t in (z, left, right, k, m, low, masked, *dealt)]
+        _by_parts(arrays, lambda *part: self._jit.truncate_deal(*part[:6], s, *part[6:]))
         return masked, dealt
 
     def truncate_deal_own(
@@ -81,8 +107,8 @@ class CpuKernels(ProvingKernels):
             return super().truncate_deal_own(z, left, drawn, more, low, s, out)
         dealt = torch.empty((2, *z.shape), dtype=wire_dtype(s))
         right = torch.empty_like(z) if out is None else out
-        given = (as_flat(z), as_flat(left), as_rows(drawn), as_flat(more), as_flat(low))
-        self._jit.truncate_deal_own(*given, s, as_rows(dealt), as_flat(right))
+        arrays = [as_flat(t) for t in (z, left, *drawn, more, low, *dealt, right)]
+        _by_parts(arrays, lambda *part: self._jit.truncate_deal_own(*part[:6], s, *part[6:]))
         return dealt, right
 
     def truncate_open(
@@ -91,9 +117,8 @@ class CpuKernels(ProvingKernels):
         if not self._sums(z.numel(), z, a, b, k, m):
             return super().truncate_open(z, a, b, k, m, s, bits)
         c, part = torch.empty_like(z), torch.empty_like(k)
-        self._jit.truncate_open(
-            as_flat(z), as_flat(a), as_flat(b), as_flat(k), as_flat(m), bits, as_flat(c), as_flat(part)
-        )
+        arrays = [as_flat(t) for t in (z, a, b, k, m, c, part)]
+        _by_parts(arrays, lambda *some: self._jit.truncate_open(*some[:5], bits, *some[5:]))
         return c, part
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
@@ -101,7 +126,8 @@ class CpuKernels(ProvingKernels):
             return super().truncate_close(c, part, theirs, s, out)
         if out is None:
             out = torch.empty_like(c)
-        self._jit.truncate_close(as_flat(c), as_flat(part), as_flat(theirs), s, as_flat(out))
+        arrays = [as_flat(t) for t in (c, part, theirs, out)]
+        _by_parts(arrays, lambda *some: self._jit.truncate_close(*some[:3], s, some[3]))
         return out
 
     def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
@@ -109,7 +135,8 @@ class CpuKernels(ProvingKernels):
         words = -(-flat.numel() // 64)
         if self._sums(flat.numel(), flat):
             out = torch.empty((bits, words), dtype=torch.int64)
-            self._jit.to_planes(flat.numpy(), out.numpy())
+            given, found = flat.numpy(), out.numpy()
+            _by_words(64, words, lambda start, stop: self._jit.to_planes(given, start, stop, found))
             return out
         raw = np.zeros((words * 64, 8), dtype=np.uint8)
         raw[: flat.numel()] = flat.numpy().view(np.uint8).reshape(-1, 8)
@@ -154,7 +181,8 @@ class CpuKernels(ProvingKernels):
 
     def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
         if k == 3 and self._bits(planes.shape[-1], planes, mask, out):
-            self._jit.deal_digits(planes.numpy(), mask.numpy(), out.numpy())
+            given, found = (planes.numpy(), mask.numpy()), out.numpy()
+            _by_words(len(out), planes.shape[1], lambda start, stop: self._jit.deal_digits(*given, start, stop, found))
         else:
             super().deal_digits(planes, k, mask, out)
 
@@ -163,13 +191,18 @@ class CpuKernels(ProvingKernels):
             return super().pick_digits(table, planes, k, one)
         g = torch.empty(planes.shape[0] // 3, planes.shape[1], dtype=torch.int64)
         p = torch.empty_like(g)
-        self._jit.pick_digits(table.numpy(), planes.numpy(), one, g.numpy(), p.numpy())
+        given, found = (table.numpy(), planes.numpy(), one), (g.numpy(), p.numpy())
+        _by_words(len(table), g.shape[1], lambda start, stop: self._jit.pick_digits(*given, start, stop, *found))
         return g, p
 
     def mask_products(self, plan: Level, left: Tensor, right: Tensor, mask: Tensor, out: Tensor) -> None:
         if self._bits(out.shape[-1], left, right, mask, out):
-            self._jit.mask_products(
-                plan.m, plan.generate, plan.carry_on, left.numpy(), right.numpy(), mask.numpy(), out.numpy()
+            given, found = (left.numpy(), right.numpy(), mask.numpy()), out.numpy()
+            kind = plan.m, plan.generate, plan.carry_on
+            _by_words(
+                out[..., 0].numel(),
+                out.shape[-1],
+                lambda start, stop: self._jit.mask_products(*kind, *given, start, stop, found),
             )
         else:
             super().mask_products(plan, left, right, mask, out)
@@ -177,7 +210,13 @@ class CpuKernels(ProvingKernels):
     def close(self, plan: Level, g: Tensor | None, p: Tensor, single: Tensor, out: Tensor) -> None:
         first = p if g is None else g
         if self._bits(p.shape[-1], first, p, single, out):
-            self._jit.close(plan.m, plan.generate, plan.carry_on, first.numpy(), p.numpy(), single.numpy(), out.numpy())
+            given, found = (first.numpy(), p.numpy(), single.numpy()), out.numpy()
+            kind = plan.m, plan.generate, plan.carry_on
+            _by_words(
+                out[..., 0].numel(),
+                out.shape[-1],
+                lambda start, stop: self._jit.close(*kind, *given, start, stop, found),
+            )
         else:
             super().close(plan, g, p, single, out)
 
@@ -195,14 +234,29 @@ class CpuKernels(ProvingKernels):
         if not self._bits(opened.shape[-1], opened, single, product, g_to, p_to):
             super().merge(plan, opened, single, product, one, g_out, p_out)
             return
-        self._jit.merge(
-            plan.m,
-            plan.generate and g_out is not None,
-            plan.carry_on and p_out is not None,
-            opened.numpy(),
-            single.numpy(),
-            product.numpy(),
-            one,
-            g_to.numpy(),
-            p_to.numpy(),
+        kind = plan.m, plan.generate and g_out is not None, plan.carry_on and p_out is not None
+        given, found = (opened.numpy(), single.numpy(), product.numpy(), one), (g_to.numpy(), p_to.numpy())
+        _by_words(
+            product[..., 0].numel(),
+            opened.shape[-1],
+            lambda start, stop: self._jit.merge(*kind, *given, start, stop, *found),
         )
+
+
+def _by_parts(arrays: Sequence[Any], loop: Callable[..., None]) -> None:
+    """``loop`` over flat arrays of one length, in parts over threads."""
+    size = len(arrays[0])
+    over_threads(size, size, lambda start, stop: loop(*(x[start:stop] for x in arrays)), _GRAIN)
+
+
+def _by_words(each: int, words: int, loop: Callable[[int, int], None]) -> None:
+    """``loop`` over columns of bit planes, ``each`` operations to the word, in parts over threads."""
+    over_threads(each * words, words, loop, _GRAIN)
+
+
+def _sizes(
+    of: Patches,
+) -> tuple[int, tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """As the loops take them: the channels, and pairs of heights and widths."""
+    image, kernel, stride = (of.height, of.width), (of.high, of.wide), (of.down, of.across)
+    return of.channels, image, kernel, stride, (of.above, of.beside), (of.lines, of.columns)

@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.gemm.byte_loops import combine as combine
+from uvcc_engine.mpc.kernels.gemm.byte_loops import split_columns as split_columns
+from uvcc_engine.mpc.kernels.gemm.byte_loops import split_left as split_left
+from uvcc_engine.mpc.kernels.gemm.byte_loops import split_right as split_right
 from uvcc_engine.mpc.kernels.gemm.gemm_loops import LANES as LANES
 from uvcc_engine.mpc.kernels.gemm.gemm_loops import ROWS as ROWS
 from uvcc_engine.mpc.kernels.gemm.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm.gemm_loops import gemm_right as gemm_right
+from uvcc_engine.mpc.kernels.patch_loops import add_patches as add_patches
+from uvcc_engine.mpc.kernels.patch_loops import cut_patches as cut_patches
 from uvcc_engine.mpc.kernels.product_loops import blind as blind
 from uvcc_engine.mpc.kernels.product_loops import cross as cross
 from uvcc_engine.mpc.kernels.product_loops import mul_blinded as mul_blinded
@@ -65,14 +71,15 @@ _LANES = 32
 
 
 @compiled_loop
-def to_planes(x: Ints, out: Ints) -> None:
-    """Bit transposition of 64 elements at a time (Warren, "Hacker's Delight", section 7-3), 32 such blocks abreast."""
+def to_planes(x: Ints, start: int, stop: int, out: Ints) -> None:
+    """Bit transposition of 64 elements at a time (Warren, "Hacker's Delight", section 7-3), 32 such blocks abreast: the
+    columns of ``out`` from ``start`` to ``stop``."""
     n = x.shape[0]
-    bits, words = out.shape
+    bits = out.shape[0]
     a = np.empty((64, _LANES), dtype=np.uint64)
-    for w in range(0, words, _LANES):
+    for w in range(start, stop, _LANES):
         here = x[64 * w : min(64 * (w + _LANES), n)]
-        lanes = min(_LANES, words - w)
+        lanes = min(_LANES, stop - w)
         if here.shape[0] < 64 * _LANES:
             a[:] = np.uint64(0)
         for lane in range(lanes):
@@ -97,11 +104,12 @@ def to_planes(x: Ints, out: Ints) -> None:
 
 
 @compiled_loop
-def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
-    """``Kernels.deal_digits`` for digits of three bits: planes ``[3 d, w]`` into ``out`` ``[7 d, w]``."""
-    digits, words = planes.shape[0] // 3, planes.shape[1]
+def deal_digits(planes: Ints, mask: Ints, start: int, stop: int, out: Ints) -> None:
+    """``Kernels.deal_digits`` for digits of three bits: planes ``[3 d, w]`` into ``out`` ``[7 d, w]``, columns from
+    ``start`` to ``stop``."""
+    digits = planes.shape[0] // 3
     for d in range(digits):
-        for w in range(words):
+        for w in range(start, stop):
             a, b, c = planes[3 * d, w], planes[3 * d + 1, w], planes[3 * d + 2, w]
             out[d, w] = mask[d, w] ^ (a | b | c)
             out[digits + d, w] = mask[digits + d, w] ^ (b | c)
@@ -113,14 +121,14 @@ def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
 
 
 @compiled_loop
-def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
+def pick_digits(table: Ints, planes: Ints, one: int, start: int, stop: int, g: Ints, p: Ints) -> None:
     """Digits of three bits: entry 7 - digit of the table ``[7 d, w]``, and its difference to the entry below.
 
-    ``planes`` is ``[3 d, w]``; ``g`` and ``p`` are ``[d, w]``.
+    ``planes`` is ``[3 d, w]``; ``g`` and ``p`` are ``[d, w]``, of which columns from ``start`` to ``stop`` are filled.
     """
-    digits, words = planes.shape[0] // 3, planes.shape[1]
+    digits = planes.shape[0] // 3
     for d in range(digits):
-        for w in range(words):
+        for w in range(start, stop):
             a, b, c = planes[3 * d, w], planes[3 * d + 1, w], planes[3 * d + 2, w]
             t0, t1, t2 = table[d, w], table[digits + d, w], table[2 * digits + d, w]
             t3, t4 = table[3 * digits + d, w], table[4 * digits + d, w]
@@ -143,15 +151,18 @@ def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
 
 
 @compiled_loop
-def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Ints, mask: Ints, out: Ints) -> None:
-    """See ``Kernels.mask_products``; rows come in the order of ``Level.products``."""
-    n_single, groups, words = left.shape
+def mask_products(
+    m: int, generate: bool, carry_on: bool, left: Ints, right: Ints, mask: Ints, start: int, stop: int, out: Ints
+) -> None:
+    """See ``Kernels.mask_products``, for words from ``start`` to ``stop``; rows come in the order of
+    ``Level.products``."""
+    n_single, groups = left.shape[:2]
     half = 1 << (m - 1)
     single = np.empty((n_single, _BLOCK), dtype=np.int64)
     table = np.empty((half, _BLOCK), dtype=np.int64)
     for q in range(groups):
-        for first in range(0, words, _BLOCK):
-            size = min(_BLOCK, words - first)
+        for first in range(start, stop, _BLOCK):
+            size = min(_BLOCK, stop - first)
             for s in range(n_single):
                 for w in range(size):
                     single[s, w] = left[s, q, first + w] ^ right[s, q, first + w]
@@ -181,22 +192,25 @@ def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Int
 
 
 @compiled_loop
-def close(m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints, out: Ints) -> None:
+def close(
+    m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints, start: int, stop: int, out: Ints
+) -> None:
     """Every (generate, propagate) bit of ``g``, ``p`` [m groups, words] that a group opens, XOR its mask ``single``.
 
-    ``out`` is [singles, groups, words] as ``single``; ``generate`` and ``carry_on`` say which bits are opened.
+    ``out`` is [singles, groups, words] as ``single``, of which words from ``start`` to ``stop`` are filled;
+    ``generate`` and ``carry_on`` say which bits are opened.
     """
-    n_single, groups, words = single.shape
+    n_single, groups = single.shape[:2]
     for q in range(groups):
         for j in range(1, m):
-            for w in range(words):
+            for w in range(start, stop):
                 out[j - 1, q, w] = p[q * m + j, w] ^ single[j - 1, q, w]
         if generate:
             for j in range(m):
-                for w in range(words):
+                for w in range(start, stop):
                     out[m - 1 + j, q, w] = g[q * m + j, w] ^ single[m - 1 + j, q, w]
         if carry_on:
-            for w in range(words):
+            for w in range(start, stop):
                 out[n_single - 1, q, w] = p[q * m, w] ^ single[n_single - 1, q, w]
 
 
@@ -209,17 +223,20 @@ def merge(
     single: Ints,
     product: Ints,
     one: int,
+    start: int,
+    stop: int,
     g_out: Ints,
     p_out: Ints,
 ) -> None:
-    """See ``Kernels.merge``: Horner over the digits, for every subset of the masks above at once."""
-    n_single, groups, words = single.shape
+    """See ``Kernels.merge``, for words from ``start`` to ``stop``: Horner over the digits, for every subset of the
+    masks above at once."""
+    n_single, groups = single.shape[:2]
     half = 1 << (m - 1)
     base = np.empty((half, _BLOCK), dtype=np.int64)
     h = np.empty((half, _BLOCK), dtype=np.int64)
     for q in range(groups):
-        for first in range(0, words, _BLOCK):
-            size = min(_BLOCK, words - first)
+        for first in range(start, stop, _BLOCK):
+            size = min(_BLOCK, stop - first)
             row = 0
             for w in range(size):
                 base[0, w] = one
@@ -264,11 +281,20 @@ def merge(
 
 @compiled_loop
 def truncate_deal(
-    z: Words, left: Words, right: Words, k: Narrow, m: Narrow, low: Narrow, s: int, masked: Words, dealt: Narrow
+    z: Words,
+    left: Words,
+    right: Words,
+    k: Narrow,
+    m: Narrow,
+    low: Narrow,
+    s: int,
+    masked: Words,
+    first: Narrow,
+    second: Narrow,
 ) -> None:
-    """The dealer's ``masked`` ``z`` and corrections ``dealt`` [2, n] of a truncation by ``s`` bits: see ``truncation``.
+    """The dealer's ``masked`` ``z`` and both rows of corrections of a truncation by ``s`` bits: see ``truncation``.
 
-    All other vectors are [n].
+    All vectors are [n].
     """
     shift, rest, top = np.uint64(s), np.uint64(64 - s), np.uint64(63)
     modulus = (np.uint64(1) << shift) - np.uint64(1)
@@ -276,27 +302,35 @@ def truncate_deal(
         total = np.uint64(0) - (left[i] + right[i])
         r = (total << shift) | (np.uint64(low[i]) & modulus)
         masked[i] = z[i] + r
-        dealt[0, i] = (total >> rest) - np.uint64(k[i])
-        dealt[1, i] = (r >> top) - np.uint64(m[i])
+        first[i] = (total >> rest) - np.uint64(k[i])
+        second[i] = (r >> top) - np.uint64(m[i])
 
 
 @compiled_loop
 def truncate_deal_own(
-    z: Words, left: Words, drawn: Narrow, more: Narrow, low: Narrow, s: int, dealt: Narrow, right: Words
+    z: Words,
+    left: Words,
+    drawn: Narrow,
+    top_drawn: Narrow,
+    more: Narrow,
+    low: Narrow,
+    s: int,
+    shown: Narrow,
+    correction: Narrow,
+    right: Words,
 ) -> None:
-    """The dealer's ``dealt`` [2, n], shown lower bits and a correction, and ``right`` where ``z`` is the mask: see
-    ``truncation``.
+    """What the dealer shows, lower bits and a correction, and ``right`` where ``z`` is the mask: see ``truncation``.
 
-    ``drawn`` is [2, n], all other vectors are [n].
+    All vectors are [n].
     """
     shift, rest, top = np.uint64(s), np.uint64(64 - s), np.uint64(63)
     modulus = (np.uint64(1) << shift) - np.uint64(1)
     for i in range(z.shape[0]):
         seen = (z[i] + np.uint64(low[i])) & modulus
         r = seen - z[i]
-        dealt[0, i] = seen
-        dealt[1, i] = ((r >> top) - np.uint64(drawn[1, i])) & modulus
-        right[i] = np.uint64(0) - ((r >> shift) + left[i] + ((np.uint64(drawn[0, i]) + np.uint64(more[i])) << rest))
+        shown[i] = seen
+        correction[i] = ((r >> top) - np.uint64(top_drawn[i])) & modulus
+        right[i] = np.uint64(0) - ((r >> shift) + left[i] + ((np.uint64(drawn[i]) + np.uint64(more[i])) << rest))
 
 
 @compiled_loop
@@ -373,64 +407,3 @@ def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, o
     for i in range(out.shape[0]):
         d = (delta[i >> 6] >> np.uint64(i & 63)) & one
         out[i] = (mine[i] & (zero - d)) + (one - two * d) * dealt[i] + own[i] * online[i]
-
-
-@compiled_loop
-def split_left(x: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
-    """The digits of ``[m, k]``, lowest first: digit ``d`` of row ``i`` from ``out[i, d inner + first]`` on."""
-    m, k = x.shape
-    bias = np.uint64(0x8080808080808080)
-    for i in range(m):
-        for d in range(8):
-            shift = np.uint64(8 * d)
-            at = d * inner + first
-            to = out[i, at : at + k]  # an index that cannot be negative lets the compiler use vectors
-            for j in range(k):
-                to[j] = np.uint8(((x[i, j] + bias) ^ bias) >> shift)
-
-
-@compiled_loop
-def split_columns(y: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
-    """The same, highest first: of a right factor ``[n, k]`` whose columns lie in order."""
-    n, k = y.shape
-    bias = np.uint64(0x8080808080808080)
-    for i in range(n):
-        for d in range(8):
-            shift = np.uint64(8 * (7 - d))
-            at = d * inner + first
-            to = out[i, at : at + k]
-            for j in range(k):
-                to[j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
-
-
-@compiled_loop
-def split_right(y: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
-    """``[k, n]`` to digits, highest first: those of row ``i`` in the rows ``d inner + first + i`` of ``out``."""
-    k, n = y.shape
-    bias = np.uint64(0x8080808080808080)
-    for i in range(k):
-        for d in range(8):
-            shift = np.uint64(8 * (7 - d))
-            to = out[d * inner + first + i]
-            for j in range(n):
-                to[j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
-
-
-@compiled_loop
-def combine(a: Narrow, b: Narrow, c: Narrow, d: Narrow, e: Narrow, f: Narrow, g: Narrow, h: Narrow, out: Words) -> None:
-    """``sum_s part_s 2^(8 s)``; only the lower bits of the upper parts count, so all may be unsigned."""
-    for i in range(out.shape[0]):
-        # the lower four are exact signed numbers: extend their sign
-        low = (
-            np.uint64(np.int64(np.int32(a[i])))
-            + (np.uint64(np.int64(np.int32(b[i]))) << np.uint64(8))
-            + (np.uint64(np.int64(np.int32(c[i]))) << np.uint64(16))
-            + (np.uint64(np.int64(np.int32(d[i]))) << np.uint64(24))
-        )
-        high = (
-            np.uint32(e[i])
-            + (np.uint32(f[i]) << np.uint32(8))
-            + (np.uint32(g[i]) << np.uint32(16))
-            + (np.uint32(h[i]) << np.uint32(24))
-        )
-        out[i] = low + (np.uint64(high) << np.uint64(32))

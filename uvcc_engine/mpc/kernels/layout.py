@@ -41,6 +41,43 @@ def narrow_words(x: Tensor, bits: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Patches:
+    """How patches are cut from images ``[channels, height, width]`` that lie flat in rows: ``high`` times ``wide``
+    pixels of every channel each, ``down`` and ``across`` pixels apart; with ``above`` lines of zeros above and below
+    the image, and ``beside`` columns of them at its sides."""
+
+    channels: int
+    height: int
+    width: int
+    high: int
+    wide: int
+    down: int
+    across: int
+    above: int
+    beside: int
+
+    @property
+    def lines(self) -> int:
+        """Of patches, one below the other."""
+        return (self.height + 2 * self.above - self.high) // self.down + 1
+
+    @property
+    def columns(self) -> int:
+        """Of patches, one beside the other."""
+        return (self.width + 2 * self.beside - self.wide) // self.across + 1
+
+    @property
+    def image(self) -> int:
+        """Numbers of an image."""
+        return self.channels * self.height * self.width
+
+    @property
+    def each(self) -> int:
+        """Numbers of a patch."""
+        return self.channels * self.high * self.wide
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """How the masks of one merging step are laid out: all products of masks that its polynomial needs.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Level, Patches, wire_dtype
 from uvcc_engine.mpc.kernels.proving import binary_words
 
 _SWAPS = (
@@ -53,6 +53,34 @@ class PlainKernels:
             return total
 
         return apply
+
+    def cut_patches(self, images: Tensor, of: Patches, more: int = 0) -> Tensor:
+        whole = images.reshape(-1, of.channels, of.height, of.width)
+        if of.above or of.beside:
+            whole = torch.nn.functional.pad(whole, (of.beside, of.beside, of.above, of.above))
+        cut = whole.unfold(2, of.high, of.down).unfold(3, of.wide, of.across).permute(0, 2, 3, 1, 4, 5)
+        if not more:
+            return cut.reshape(-1, of.each)
+        out = images.new_empty(*cut.shape[:3], of.each + more)
+        torch.unflatten(out[..., : of.each], -1, cut.shape[3:]).copy_(cut)
+        out[..., of.each :] = 0
+        return out.reshape(-1, of.each + more)
+
+    def add_patches(self, patches: Tensor, of: Patches) -> Tensor:
+        parts = patches.reshape(-1, of.lines, of.columns, of.channels, of.high, of.wide).permute(0, 3, 1, 2, 4, 5)
+        high, wide = of.height + 2 * of.above, of.width + 2 * of.beside
+        total = patches.new_zeros(parts.shape[0], of.channels, high, wide)
+        if (of.down, of.across) == (of.high, of.wide):  # no two of them meet
+            inner = total[:, :, : of.lines * of.high, : of.columns * of.wide]
+            lines = torch.unflatten(inner, 2, (of.lines, of.high))
+            torch.unflatten(lines, 4, (of.columns, of.wide)).copy_(parts.transpose(3, 4))
+        else:
+            for i in range(of.high):
+                lines = total[:, :, i : i + of.down * of.lines : of.down]
+                for j in range(of.wide):
+                    lines[..., j : j + of.across * of.columns : of.across] += parts[..., i, j]
+        inner = total[:, :, of.above : high - of.above, of.beside : wide - of.beside]
+        return inner.reshape(parts.shape[0], of.image)
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         return (z * factor if factor != 1 else z) + plus - minus

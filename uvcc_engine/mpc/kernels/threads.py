@@ -72,6 +72,23 @@ def parts(work: int, size: int, grain: int = 1) -> int:
     return min(allowed(), -(-size // grain)) if work >= THREADS_FROM else 1
 
 
+def laid_out(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """The numbers of ``x``, in order and without gaps, or in ``out`` of its shape: rows are copied over threads."""
+    if out is None:
+        if x.is_contiguous():
+            return x
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.device.type != "cpu" or x.dim() == 0:
+        return out.copy_(x)
+    found = out
+
+    def rows(start: int, stop: int) -> None:
+        found[start:stop] = x[start:stop]
+
+    over_threads(x.numel(), x.shape[0], rows)
+    return out
+
+
 def summed(
     work: int,
     size: int,

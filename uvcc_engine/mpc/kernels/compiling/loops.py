@@ -35,8 +35,8 @@ LOOK_S: Final = 0.25  # between two looks for the mark
 
 @cache
 def _mark_name() -> str:
-    files = [_KERNELS / "jit.py", _KERNELS / "product_loops.py", _KERNELS / "compiling" / "loop_cache.py"]
-    files += [path for of in ("gemm", "proving") for path in sorted((_KERNELS / of).glob("*_loops.py"))]
+    files = [_KERNELS / "jit.py", _KERNELS / "compiling" / "loop_cache.py"]
+    files += [path for of in (".", "gemm", "proving") for path in sorted((_KERNELS / of).glob("*_loops.py"))]
     files += [_KERNELS / "proving" / "word_vectors.py", _SHARED]
     source = b"".join(path.read_bytes() for path in files)
     return f"loops-{hashlib.sha256((sys.version + compiled_for()).encode() + source).hexdigest()[:16]}.done"

@@ -8,7 +8,7 @@ from torch import Tensor
 from uvcc_engine.mpc.kernels.compiled_kernels import COMPILE_FROM
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, limbs, tile_units
-from uvcc_engine.mpc.kernels.layout import level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Patches, level, wire_dtype
 from uvcc_engine.mpc.kernels.proving.binary_words import blocks_of
 
 _N = COMPILE_FROM
@@ -24,6 +24,8 @@ def warm(kernels: CpuKernels) -> None:
     x, words = zeros(_N), zeros(_WORDS)
     for factors in ([x], [x, x]):
         kernels.mul(factors, factors)
+    kernels.cut_patches(zeros(_N), Patches(1, 2, 2, 2, 2, 1, 1, 0, 0))
+    kernels.add_patches(zeros(_N), Patches(1, 2, 2, 2, 2, 1, 1, 0, 0))
     kernels.blind(zeros(_N), 3, x, x)
     kernels.mul_blinded(True, False, (x, x), (x, x), 3, x, x)
     for s in (16, 32, 50):
