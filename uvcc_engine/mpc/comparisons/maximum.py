@@ -95,7 +95,7 @@ def _proved_pick_protocol(
 def _differences(x: Tensor) -> Tensor:
     """``[rows, n]`` to ``[pairs, rows padded to 64]``: entry ``i`` less entry ``j`` for ``i < j``."""
     columns = torch.nn.functional.pad(x.t(), (0, -x.shape[0] % 64)).contiguous()
-    if len(columns) > _ENTRIES:
+    if len(columns) > _ENTRIES or x.device.type != "cpu":  # a GPU begins few operations sooner than many
         first, second = _pairs(x.shape[1], x.device)
         return columns[first] - columns[second]
     found = columns.new_empty(len(columns) * (len(columns) - 1) // 2, columns.shape[1])
