@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.products.arithmetic import DEALER as DEALER
     from uvcc_engine.mpc.products.arithmetic import add as add
     from uvcc_engine.mpc.products.arithmetic import add_public as add_public
+    from uvcc_engine.mpc.products.arithmetic import add_ring as add_ring
     from uvcc_engine.mpc.products.arithmetic import matmul_protocol as matmul_protocol
     from uvcc_engine.mpc.products.arithmetic import mul_protocol as mul_protocol
     from uvcc_engine.mpc.products.arithmetic import mul_public_protocol as mul_public_protocol
@@ -61,14 +62,14 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.products.summed import summed_products_protocol as summed_products_protocol
 
 _ARITHMETIC: Final = (
-    "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
+    "DEALER add add_public add_ring matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol"
 )
 _NAMES: Final = {
     "model.additive": "product public_product_protocol public_scaling_protocol settle_protocol summed_term",
     "model.functions": "to_exp_scale_protocol",
     "model.losses": "powers_protocol product_powers_protocol",
     "mpc.functions.activations": "gelu_protocol sigmoid_protocol",
-    "mpc.products.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
+    "mpc.products.arithmetic": f"{_ARITHMETIC} public rescale_protocol scale_int sub terms",
     "mpc.products.summed": "summed_products_protocol",
     "mpc.comparisons.gated": "matmul_gated_protocol product_gated_protocol",
     "mpc.comparisons.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",

@@ -54,3 +54,10 @@ def test_the_largest_line_of_numbers_of_one_is_found() -> None:
 def test_a_large_gradient_is_cut_before_adam_squares_it() -> None:
     x = np.random.default_rng(7).normal(size=(ROWS, 5)).clip(-4, 4) * 200
     _as_in_clear(["linear"], x, optimizer="adam", lr=0.01, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("verify", ["off", "proofs"])
+def test_a_line_does_not_see_those_after_it_however_small_its_scores_are(verify: str) -> None:
+    """Scores down to some -700: what does not count is to be less than any of them."""
+    x = np.random.default_rng(8).normal(size=(ROWS, 12)).clip(-4, 4) * 20
+    _as_in_clear([{"lines": 3}, {"attention": {"causal": True}}, "flatten", "linear"], x, verify=verify, lr=0.001)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.foundation.share import Share
 
-_MASKED: Final = -64.0  # e^-64 is zero here, as below -16
+_MASKED: Final = -1 << 58
+"""The ring element of a score that does not count: below any that does, and a score's distance from it can be compared.
+A score is a product that was truncated, and so within 2^54 whatever its fractional bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +141,10 @@ class AttentionLayer(Layer):
         self._parts = q, k, v = [q, self._spread(k), self._spread(v)]
         scores = yield from ops.matmul_protocol(rt, q, k.T, scale=self._scale)
         narrow = yield from ops.to_exp_scale_protocol(rt, scores)
-        seen = torch.ones(spec.positions, spec.positions)
-        seen = seen.tril() if spec.causal else seen
-        visible = ops.scale_int(narrow, seen.to(rt.device, torch.int64))
-        masked = ops.add_public(rt, visible, (1.0 - seen) * _MASKED)
-        share, _, _ = yield from ops.softmax_protocol(rt, masked)
+        if spec.causal:
+            seen = torch.ones(spec.positions, spec.positions, dtype=torch.int64, device=rt.device).tril()
+            narrow = ops.add_ring(rt, ops.scale_int(narrow, seen), (1 - seen) * _MASKED)
+        share, _, _ = yield from ops.softmax_protocol(rt, narrow)
         self._weights = yield from ops.rescale_protocol(rt, share, x.f)
         mixed = yield from ops.matmul_protocol(rt, self._weights, v)
         return self._lay([mixed])
