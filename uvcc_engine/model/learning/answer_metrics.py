@@ -21,6 +21,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, METRICS, PrivateJob
 from uvcc_engine.model import losses
+from uvcc_engine.model.functions import to_exp_scale_protocol
 from uvcc_engine.model.learning.measured import Measured, opened_protocol
 from uvcc_engine.model.learning.overflows import overflow_protocol
 from uvcc_engine.model.model_spec import ModelSpec
@@ -36,6 +37,7 @@ from uvcc_engine.mpc.products.arithmetic import (
     matmul_protocol,
     mul_public_protocol,
     public,
+    rescale_protocol,
     scale_int,
     sub,
 )
@@ -205,9 +207,11 @@ def _errors_protocol(
     rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: Collection[str]
 ) -> MpcProtocol[Measured]:
     if job.objective == "poisson":
-        over = yield from relu_only_protocol(rt, add_public(rt, outputs, -HIGHEST_LOG_RATE))
-        power = yield from exp_protocol(rt, add_public(rt, sub(outputs, over), -HIGHEST_LOG_RATE))
-        outputs = yield from mul_public_protocol(rt, power, math.exp(HIGHEST_LOG_RATE))
+        z = yield from to_exp_scale_protocol(rt, outputs)
+        over = yield from relu_only_protocol(rt, add_public(rt, z, -HIGHEST_LOG_RATE))
+        power = yield from exp_protocol(rt, add_public(rt, sub(z, over), -HIGHEST_LOG_RATE))
+        rate = yield from mul_public_protocol(rt, power, math.exp(HIGHEST_LOG_RATE))
+        outputs = yield from rescale_protocol(rt, rate, targets.f)
     off, n, f = sub(outputs, targets), int(targets.shape[0]), targets.f
     sums = [(yield from dot_protocol(rt, off, off))]
     if "r2" in wanted:
