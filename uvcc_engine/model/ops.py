@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol as matmul_max_protocol
     from uvcc_engine.mpc.comparisons.maximum import max_and_place_protocol as max_and_place_protocol
     from uvcc_engine.mpc.comparisons.maximum import max_protocol as max_protocol
+    from uvcc_engine.mpc.comparisons.selection import ROUNDED as ROUNDED
     from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol as drelu_arithmetic_protocol
     from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol as matmul_relu_protocol
     from uvcc_engine.mpc.comparisons.selection import relu_protocol as relu_protocol
@@ -77,7 +78,7 @@ _NAMES: Final = {
     "mpc.functions.normalize": "deviated_protocol normalize_protocol normalize_gradient_protocol power_of_two_for",
     "mpc.foundation.roles": "roles",
     "mpc.foundation.runtime": "par",
-    "mpc.comparisons.selection": "drelu_arithmetic_protocol matmul_relu_protocol relu_protocol",
+    "mpc.comparisons.selection": "ROUNDED drelu_arithmetic_protocol matmul_relu_protocol relu_protocol",
     "mpc.foundation.share": "Share cat encode",
     "mpc.kernels.layout": "Patches",
     "mpc.kernels.threads": "laid_out",

@@ -148,7 +148,7 @@ def test_relu_gives_value_and_bit_in_five_rounds(run: Run, gen: torch.Generator)
     x = fixed(normal(gen, 64, 32, scale=4))
     out = run(selection.relu_protocol, x)
     assert torch.equal(out.values[0], x.clamp(min=0))
-    assert torch.equal(out.values[1], (x >= 0).to(torch.float64))
+    assert torch.equal(out.values[1], (x > 0).to(torch.float64))
     assert out.rounds == 5
     assert out.bytes_total <= 102 * x.numel()
 
@@ -288,8 +288,8 @@ def test_logarithm(run: Run, gen: torch.Generator) -> None:
 
 @pytest.mark.parametrize("n", [1000, boolean.BULK + 77])
 def test_comparison_in_the_reduced_ring(run: Run, gen: torch.Generator, n: int) -> None:
-    ring = torch.randint(-(2**31), 2**31, (n,), generator=gen)
-    ring[:6] = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 2**16])
+    ring = torch.randint(1 - 2**31, 2**31, (n,), generator=gen)
+    ring[:6] = torch.tensor([0, 1, -1, 2**31 - 1, 1 - 2**31, 2**16])
 
     def build(rt: Runtime, zero: Share) -> MpcProtocol[list[Share]]:
         x = arithmetic.add_ring(rt, zero, ring)
@@ -298,7 +298,7 @@ def test_comparison_in_the_reduced_ring(run: Run, gen: torch.Generator, n: int) 
 
     out = run(build, torch.zeros(n, dtype=torch.float64))
     assert torch.equal(out.rings[0], ring.clamp(min=0))
-    assert torch.equal(out.rings[1], (ring >= 0).to(torch.int64))
+    assert torch.equal(out.rings[1], (ring > 0).to(torch.int64))
     assert torch.equal(out.rings[2], ring.clamp(min=0))
     assert out.rounds == 10
     assert out.bytes_total <= (22 + 48 + 22 + 33) * (n + 200)
@@ -328,7 +328,7 @@ def test_a_comparison_starts_from_a_product_that_is_being_truncated(run: Run, ge
     x, w = fixed(normal(gen, 20, 30)), fixed(normal(gen, 30, 17))
     out = run(selection.matmul_relu_protocol, x, w)
     assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
-    assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
+    assert torch.equal(out.values[1], (x @ w > 0).to(torch.float64))
     assert out.rounds == 4
 
 
@@ -350,7 +350,7 @@ def test_for_few_rounds_the_three_share_what_one_dealer_would_send(
         planes = LocalPlanes(few_rounds=few)
         out = found[spread] = run(build, x, w, planes=planes)
         assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
-        assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
+        assert torch.equal(out.values[1], (x @ w > 0).to(torch.float64))
         assert (out.values[2] - x @ w).abs().max() <= UNIT
         sent = sorted(rt.bytes_sent for rt in planes.runtimes)
         assert (sent[-1] < 1.2 * sent[0]) == (few and spread < 1 << 21)

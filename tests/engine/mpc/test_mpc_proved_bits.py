@@ -49,7 +49,7 @@ def test_signs_are_exact(dealer: int) -> None:
 def test_a_relu_is_that_of_its_numbers() -> None:
     found = _proved(lambda rt, x: selection.relu_protocol(rt, x), EDGES)
     assert torch.equal(reconstruct([value for value, _ in found]), EDGES.clamp(min=0))
-    assert torch.equal(reconstruct([bit for _, bit in found]), (EDGES >= 0).to(torch.float64))
+    assert torch.equal(reconstruct([bit for _, bit in found]), (EDGES > 0).to(torch.float64))
 
 
 @pytest.mark.parametrize("n", [2, 5, 10, 13])
@@ -95,7 +95,7 @@ def test_a_product_s_relu_goes_by_its_sign_before_rounding(shape: tuple[int, int
         return value, bit, rt.rounds
 
     found = _proved(build, torch.cat([x.reshape(-1), y.reshape(-1)]))
-    assert torch.equal(reconstruct([bit for _, bit, _ in found]), (exact >= 0).to(torch.float64))
+    assert torch.equal(reconstruct([bit for _, bit, _ in found]), (exact > 0).to(torch.float64))
     assert (reconstruct([value for value, _, _ in found]) - exact.clamp(min=0)).abs().max() < 1.5 * 2.0**-16
     assert [rounds for *_, rounds in found] == [9 if few else 10] * 3
 

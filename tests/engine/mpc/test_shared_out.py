@@ -40,8 +40,8 @@ def test_comparisons_and_maxima_of_many_are_shared_out_too(
         out = found[spread] = run(build, x, planes=planes)
         sent = sorted(rt.bytes_sent for rt in planes.runtimes)
         assert (sent[-1] < 1.05 * sent[0]) == (few and spread < 1 << 21)
-        positive = (x >= 0).to(torch.float64)
-        wanted = [x * positive, positive, x * positive, positive, x.amax(1), (x == x.amax(1, keepdim=True)).double()]
+        positive, above = (x >= 0).to(torch.float64), (x > 0).to(torch.float64)
+        wanted = [x * above, above, x * positive, positive, x.amax(1), (x == x.amax(1, keepdim=True)).double()]
         assert all(torch.equal(got, due) for got, due in zip(out.values, wanted, strict=True))
     one, three = found.values()
     assert (one.rounds, one.bytes_total) == (three.rounds, three.bytes_total)

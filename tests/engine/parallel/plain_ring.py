@@ -177,8 +177,9 @@ def sign(rt: Any, x: Share, *, dealer: int = DEALER) -> Steps:
     yield
 
 
-def relu(rt: Any, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps:
-    return held(x.first.clamp(min=0), x.f, dealer), held((x.first >= 0).long(), 0, dealer)
+def relu(rt: Any, x: Share, *, dealer: int = DEALER, width: int = 64, above: int = 0) -> Steps:
+    bit = (x.first > above).long()
+    return held(x.first * bit, x.f, dealer), held(bit, 0, dealer)
     yield
 
 
@@ -189,7 +190,7 @@ def relu_only(rt: Any, x: Share, *, dealer: int = DEALER, width: int = 64) -> St
 
 def matmul_relu(rt: Any, x: Share, y: Share, *, dealer: int = DEALER) -> Steps:
     z = x.first @ y.first
-    bit = (z >= 0).long()  # the sign is that of the product before it is rounded
+    bit = (z > 0).long()  # the sign is that of the product before it is rounded
     return held(down(z, y.f) * bit, x.f, dealer), held(bit, 0, dealer)
     yield
 

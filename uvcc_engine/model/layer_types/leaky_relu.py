@@ -44,7 +44,7 @@ class LeakyReluLayer(Layer):
         self._factor: Share | None = None
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
-        above, bit = yield from ops.relu_protocol(rt, x)
+        above, bit = yield from ops.relu_protocol(rt, x, above=ops.ROUNDED)
         steep = 2**_BITS - self._units
         self._factor = ops.add_public(rt, ops.scale_int(bit, steep).with_f(_BITS), self._units / 2**_BITS)
         wide = ops.add(ops.scale_int(above, steep), ops.scale_int(x, self._units)).with_f(x.f + _BITS)

@@ -40,7 +40,7 @@ class ReluLayer(FusedActivation):
         self._positive: Share | None = None
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
-        y, self._positive = yield from ops.relu_protocol(rt, x)
+        y, self._positive = yield from ops.relu_protocol(rt, x, above=ops.ROUNDED)
         return y
 
     def after_protocol(self, rt: Runtime, layer: ProductLayer, x: Share) -> MpcProtocol[Share]:

@@ -127,10 +127,11 @@ def sign_of_summands_protocol(rt: Runtime, parts: Summands, *, dealer: int = DEA
 
 
 def sign_of_truncated_protocol(rt: Runtime, opened: Opened, n: int, dealer: int) -> MpcProtocol[BoolShare]:
-    """``sign_proved_protocol`` of a product of ``n`` numbers before its rounding, from what its truncation deals.
+    """``[z > 0]`` as ``sign_proved_protocol`` has it, of a product of ``n`` numbers before its rounding, from what its
+    truncation deals.
 
     To run beside the product (after it in ``par``), which fills ``opened``: 7 rounds of both, 41 bytes per element. The
-    mask ``r`` of a proved truncation is dealt bit by bit, and ``z = v + ~r + 1`` for the ``v`` that the online parties
+    mask ``r`` of a proved truncation is dealt bit by bit, and ``z - 1 = v + ~r`` for the ``v`` that the online parties
     see. So the dealer shares the products of neighbouring bits alone.
     """
     role, at = roles(rt, dealer), known(opened.truncation)
@@ -152,7 +153,7 @@ def sign_of_truncated_protocol(rt: Runtime, opened: Opened, n: int, dealer: int)
         None if role.is_left else _with_bits(rt, known(at.q) ^ (known(at.b) << 1), known(right)),
     )
     _claim_neighbours(rt, role, table, words)
-    v = None if role.is_dealer else rt.kernels.to_planes((known(opened.v) + 1).reshape(-1))
+    v = None if role.is_dealer else rt.kernels.to_planes(known(opened.v).reshape(-1))
     return (yield from _sign_of_dealt_protocol(rt, role, table, v, n))
 
 

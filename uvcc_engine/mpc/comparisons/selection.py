@@ -9,7 +9,7 @@ replicated form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,14 @@ from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slice
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import BoolShare, Share, placed
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol, sub
+from uvcc_engine.mpc.products.arithmetic import (
+    DEALER,
+    add_ring,
+    matmul_open_protocol,
+    matmul_protocol,
+    mul_protocol,
+    sub,
+)
 from uvcc_engine.mpc.products.truncation import Opened
 from uvcc_engine.transcript.formats import kinds
 
@@ -148,11 +155,12 @@ def _value_and_bit_protocol(
 
 
 def _proved_value_and_bit_protocol(
-    rt: Runtime, x: Share, dealer: int, outs: Sequence[Share | None]
+    rt: Runtime, x: Share, dealer: int, outs: Sequence[Share | None], above: int = 0
 ) -> MpcProtocol[list[Share]]:
     """``max(x, 0)`` and, where two results are asked for, the bit, flat, such that every message can be proved: 10
-    rounds, 97 bytes per element; for few rounds 9, and 8 bytes more, with the bit 24."""
-    sign = yield from sign_proved_protocol(rt, x, dealer=dealer)
+    rounds, 97 bytes per element; for few rounds 9, and 8 bytes more, with the bit 24. ``above``: see
+    :func:`relu_protocol`."""
+    sign = yield from sign_proved_protocol(rt, add_ring(rt, x, -1 - above), dealer=dealer)
     found = yield from _proved_choice_protocol(rt, sign, x, dealer, number=len(outs) > 1)
     return [placed(one, out) for one, out in zip(found, outs, strict=False)]
 
@@ -173,19 +181,25 @@ def _shared_out(rt: Runtime, n: int) -> list[slice]:
     return places if len(places) > 1 else dealt_words(rt, n, n * COMPARED)
 
 
-def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[tuple[Share, Share]]:
-    """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
+ROUNDED: Final = 1
+"""Units by which a truncation may lift a number: what is zero may come out of it as one."""
 
-    5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
-    bytes.
+
+def relu_protocol(
+    rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64, above: int = 0
+) -> MpcProtocol[tuple[Share, Share]]:
+    """``max(x, 0)`` and the bit ``[x > 0]`` (``f = 0``) for the backward pass: the slope at zero is 0, as PyTorch's.
+
+    With ``above`` numbers of up to so many units count as zero: ``ROUNDED`` where they were truncated. 5 rounds, 51 +
+    48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48 bytes.
     """
     flat = x.reshape(-1)
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         part = flat.index(place)
         if rt.proves_everything:
-            return (yield from _proved_value_and_bit_protocol(rt, part, dealer, outs))
-        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width, of=x.n)
+            return (yield from _proved_value_and_bit_protocol(rt, part, dealer, outs, above))
+        b = yield from drelu_protocol(rt, add_ring(rt, part, -1 - above), dealer=dealer, width=width, of=x.n)
         return (yield from _value_and_bit_protocol(rt, b, part, outs))
 
     value, bit = yield from in_chunks_protocol(_shared_out(rt, x.n), flat.shape, [x.f, 0], build, dealer, rt.device)
@@ -227,14 +241,15 @@ def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALE
     """``relu_protocol(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
     truncated. Up to ``boolean.WIDE_UP_TO`` outputs 4 rounds, and 190 bytes more each.
 
-    The bit is the sign of the product before rounding. ``x``: [..., m, k]; ``y``: [..., k, n]. Where everything is
-    proved: 10 rounds, or 9; of more than ``CHUNK`` outputs 2 more, with the bit of the rounded product. For few rounds
-    the rows are shared out to the three dealers, who send at the same time what one would send alone.
+    The bit is whether the product is above zero before rounding. ``x``: [..., m, k]; ``y``: [..., k, n]. Where
+    everything is proved: 10 rounds, or 9; of more than ``CHUNK`` outputs 2 more, with the bit of the rounded product.
+    For few rounds the rows are shared out to the three dealers, who send at the same time what one would send alone.
     """
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
     if rt.proves_everything:
         if shape.numel() > CHUNK:
-            return (yield from relu_protocol(rt, (yield from matmul_protocol(rt, x, y, dealer=dealer)), dealer=dealer))
+            product = yield from matmul_protocol(rt, x, y, dealer=dealer)
+            return (yield from relu_protocol(rt, product, dealer=dealer, above=ROUNDED))
         return (yield from _proved_product_relu_protocol(rt, x, y, dealer))
     most = WIDE_UP_TO if shape.numel() <= WIDE_UP_TO else 0  # of the whole, however it is shared out
     rows = [slice(0, 1)]
@@ -276,9 +291,9 @@ def _open_relu_protocol(
 def sign_of_opened_protocol(
     rt: Runtime, opened: Opened, shape: torch.Size, dealer: int, *, most: int = WIDE_UP_TO
 ) -> MpcProtocol[PairBits]:
-    """``[z >= 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all, or
+    """``[z > 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all, or
     2 for few up to ``most`` elements."""
-    u = known(opened.u).reshape(-1) if roles(rt, dealer).is_dealer else None
+    u = known(opened.u).reshape(-1) - 1 if roles(rt, dealer).is_dealer else None
 
     def v() -> Tensor:
         return known(opened.v).reshape(-1)
