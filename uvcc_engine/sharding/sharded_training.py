@@ -82,7 +82,7 @@ class ParallelTrainer:
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
         check_provable(job, model)
-        check_slices(job, model, size.replicas, size.microbatches)
+        check_slices(job, model, size.microbatches)
         if job.proves:
             alike, streams = groups.tp.size == 1, 2 * size.microbatches + 1
             proves(main, job.proving, sisters=not groups.alone, alike=alike, streams=streams)

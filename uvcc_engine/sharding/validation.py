@@ -109,18 +109,20 @@ def fit_model(
     special += [f"reveal: {name!r}" for name in OF_ONE_WORKER if name in job.reveal]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
+    if job.task == "train":
+        check_slices(job, model, microbatches)
     if workers > 1:
         place_layers(model, tensor)
         stage_bounds(model, stages)
-        check_slices(job, model, replicas, microbatches)
         _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
 
 
-def check_slices(job: PrivateJob, model: ModelSpec, replicas: int, microbatches: int) -> None:
-    """Refuse (ConfigError) a microbatch in which a layer would take the variance of a single number."""
-    rows, split = job.batch // microbatches, replicas * microbatches > 1
-    for layer in _all_layers(model.layers) if split else ():
+def check_slices(job: PrivateJob, model: ModelSpec, microbatches: int = 1) -> None:
+    """Refuse (ConfigError), as PyTorch does, a microbatch in which a layer would take the variance of a single number:
+    all that comes out of it is 0."""
+    rows = job.batch // microbatches
+    for layer in _all_layers(model.layers):
         if 0 < rows * layer.values_a_channel < 2:
             raise ConfigError(
                 f"{model.name}: {type(layer).__name__} of microbatches of {rows} row, one number a channel",

@@ -230,6 +230,8 @@ def test_a_variance_of_one_number_and_columns_of_a_channel_are_refused_by_name()
     fit_model(row, workers=2, microbatches=2)
     with pytest.raises(ConfigError, match=r"BatchNorm of microbatches of 1 row"):
         fit_model(row, workers=4, microbatches=4)
+    with pytest.raises(ConfigError, match=r"BatchNorm of microbatches of 1 row"):  # by one worker, too
+        fit_model(replace(row, batch=1))
 
 
 @pytest.mark.parametrize(
