@@ -42,16 +42,20 @@ def square_protocol(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> MpcPro
     return (yield from mul_protocol(rt, x.with_f(f), x.with_f(2 * x.f - f), scale=scale))
 
 
-def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcProtocol[Share]:
-    """``1 / sqrt(x)`` at scale ``f`` for ``4^low <= x < 4^(high + 1)`` (secret where in it).
+def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int, finer: int = 0) -> MpcProtocol[Share]:
+    """``1 / sqrt(x)``, computed at scale ``f`` and given at that and ``finer`` bits more, up to ``high``.
 
+    For ``4^low <= x < 4^(high + 1)`` (secret where in it).
     ``high - low`` comparisons place x in [4^j, 4^(j+1)); the products with the secret powers 4^-j and 2^-j around a
-    polynomial on [1, 4) do the rest. 16 rounds. Relative error below 2e-4, plus a few units of ``f``; below the
-    range the result is wrong, yet not above 2^(1 - low). Raises ConfigError for an empty range.
+    polynomial on [1, 4) do the rest. 16 rounds. Relative error below 2e-4, plus a few units of what comes out; below
+    the range the result is wrong, yet not above 2^(1 - low). Raises ConfigError for an empty range, and for more bits
+    than there are.
     Any shape, element by element.
     """
     if low >= high:
         raise ConfigError(f"an inverse square root on 4^{low} to 4^{high}", "the range must not be empty")
+    if not 0 <= finer <= max(0, high):
+        raise ConfigError(f"{finer} more bits of an inverse square root up to 4^{high}", "give as many as its exponent")
     places = range(low + 1, high + 1)
     shifted = stack([add_ring(rt, x, -round(4.0**j * 2.0**x.f)) for j in places])
     bits = (yield from drelu_arithmetic_protocol(rt, shifted)).reshape(*shifted.shape)
@@ -60,7 +64,7 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcPro
     roots = _steps(rt, bits, [2.0**-j for j in (low, *places)], whole)
     near = yield from mul_protocol(rt, x.with_f(f), squares.with_f(squares.f + x.f - f))
     curve = yield from chebyshev_protocol(rt, near, lambda t: t**-0.5, 1.0, 4.0, _RSQRT_DEGREE)
-    return (yield from mul_protocol(rt, curve, roots))
+    return (yield from mul_protocol(rt, curve.with_f(f + finer), roots.with_f(whole - finer)))
 
 
 def _steps(rt: Runtime, bits: Share, values: Sequence[float], f: int) -> Share:

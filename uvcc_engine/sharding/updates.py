@@ -150,7 +150,10 @@ class SlicedAdam(_Sliced):
     ) -> None:
         """See ``_Sliced``. Both moments start at zero."""
         super().__init__(rt, job, positions, slots, gradients, decaying)
-        self.moments = {"velocity": self._zeros(job.frac_bits), "second": self._zeros(second_bits(job.frac_bits))}
+        self.moments = {
+            "velocity": self._zeros(job.frac_bits),
+            "second": self._zeros(second_bits(job.frac_bits, job.beta2)),
+        }
 
     def factor(self, step: int) -> float:
         """See ``SlicedOptimizer``: the same in every step."""

@@ -61,3 +61,23 @@ def test_a_line_does_not_see_those_after_it_however_small_its_scores_are(verify:
     """Scores down to some -700: what does not count is to be less than any of them."""
     x = np.random.default_rng(8).normal(size=(ROWS, 12)).clip(-4, 4) * 20
     _as_in_clear([{"lines": 3}, {"attention": {"causal": True}}, "flatten", "linear"], x, verify=verify, lr=0.001)
+
+
+@pytest.mark.parametrize("f", [16, 20])
+@pytest.mark.parametrize("beta2", [0.9, 0.99])
+def test_adam_squares_gradients_of_hundreds(beta2: float, f: int) -> None:
+    """Some 400 a weight in each step, once they are multiplied by the power of two next to 1 / sqrt(rows)."""
+    x = np.random.default_rng(9).normal(size=(ROWS, 4)).clip(-4, 4)
+    y = x.sum(1) * 100
+    job = {
+        "steps": 4,
+        "batch": 16,
+        "lr": 0.05,
+        "schedule": "constant",
+        "objective": "mse",
+        "reveal": ["loss", "overflow"],
+    }
+    fit = simulate.fit(["linear"], x, y, optimizer="adam", beta2=beta2, frac_bits=f, watch_range=True, **job)
+    clear = fit.twin()
+    assert fit.metrics == {"overflow": 0.0}
+    assert max(float(np.abs(a - b).max()) for a, b in zip(fit.weights, clear.weights, strict=True)) < 5e-4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,20 @@ def test_a_training_reveals_how_many_numbers_outgrew_it_at_the_end_and_of_each_v
     assert len(fit.validated) == 2
     calm = simulate.fit(["linear"], x / 60, y, epochs=1, test=0.25, reveal=["overflow"], **job)
     assert calm.metrics == {"overflow": 0.0}
+
+
+def test_it_tells_of_gradients_that_adam_cannot_square() -> None:
+    """Their noise moves weights by the rate at a time, so that nothing which comes out of a layer need be large."""
+    x = RNG.normal(0, 1, (60, 4)).clip(-4, 4)
+    job: dict[str, Any] = {"optimizer": "adam", "objective": "mse", "lr": 0.05, "batch": 20, "frac_bits": 24}
+    told = ["overflow", "val_overflow"]
+    fit = simulate.fit(["linear"], x, x.sum(1) * 100, epochs=2, test=0.25, validation=0.25, reveal=told, **job)
+    assert fit.metrics["overflow"] > 0
+    assert all(found["val_overflow"] > 0 for found in fit.validated.values())
+    fewer = simulate.fit(
+        ["linear"], x, x.sum(1) * 100, epochs=2, test=0.25, reveal=["overflow"], **job | {"frac_bits": 16}
+    )
+    assert fewer.metrics == {"overflow": 0.0}
 
 
 def test_it_is_of_one_worker_a_party_and_of_enough_rows() -> None:

@@ -160,8 +160,9 @@ WHOLE: dict[str, Callable[..., MpcProtocol[Share]]] = {
 
 def _adam(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
     """Adam's step from a gradient and a first moment: squares, an inverse root, a product."""
-    second = arithmetic.public(rt, torch.full(x.shape, 0.5), f=optimizers.second_bits(16))
-    moved = yield from optimizers.adam_moments_protocol(rt, PrivateJob(optimizer="adam", lr=0.1), 3, x, y.T, second)
+    job = PrivateJob(optimizer="adam", lr=0.1)
+    second = arithmetic.public(rt, torch.full(x.shape, 50.0), f=optimizers.second_bits(job.frac_bits, job.beta2))
+    moved = yield from optimizers.adam_moments_protocol(rt, job, 3, x, y.T, second)
     return moved[2]
 
 

@@ -5,8 +5,8 @@ how many rows are of class 1 and one sum over ranks, made of secret counts of sc
 ``precision``: opens how many rows the threshold takes for class 1, and how many of these rightly. ``recall``: the
 latter, and how many are of class 1. ``perplexity``: opens the mean loss. ``rmse``: opens the sum of squared errors.
 ``r2``: that sum and the one of squared distances from the mean. ``overflow``: opens how many numbers between the
-layers are too large for the ring's products, over all rows (``overflows``). A metric that comes out as no number
-(``UNDEFINED``) is left out of the answer.
+layers are too large for the ring's products, over all rows, and how many of an optimiser's squares (``overflows``). A
+metric that comes out as no number (``UNDEFINED``) is left out of the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, METRICS, Priv
 from uvcc_engine.model import losses
 from uvcc_engine.model.functions import to_exp_scale_protocol
 from uvcc_engine.model.learning.measured import Measured, opened_protocol
-from uvcc_engine.model.learning.overflows import overflow_protocol
+from uvcc_engine.model.learning.overflows import Bounded, overflow_protocol
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.comparisons.bits import at_least_protocol
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
@@ -54,7 +54,7 @@ def evaluate_protocol(
     outputs: Share,
     targets: Share,
     wanted: Collection[str] | None = None,
-    seen: Sequence[Share] = (),
+    seen: Sequence[Share | Bounded] = (),
 ) -> MpcProtocol[dict[str, float]]:
     """Open the metrics of :func:`measure_protocol`, by name: one round after it. Outputs and targets: [rows,
     classes]."""
@@ -70,12 +70,12 @@ def measure_protocol(
     outputs: Share,
     targets: Share,
     wanted: Collection[str] | None = None,
-    seen: Sequence[Share] = (),
+    seen: Sequence[Share | Bounded] = (),
 ) -> MpcProtocol[list[Measured]]:
     """The metrics that are ``wanted``, or all that the job reveals, still shared. Reveals nothing.
 
     ``confusion`` gives one number for each (class, answer). Outputs and targets: [rows, classes]; ``seen``: what came
-    out of each layer on the way, for ``overflow``.
+    out of each layer on the way, and what else ``overflow`` counts.
     """
     found: list[Measured] = []
     rows = int(targets.shape[0])

@@ -12,13 +12,18 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
 from uvcc_engine.model.layers import Layer, weighted
 from uvcc_engine.model.learning.clipping import clipped_protocol
+from uvcc_engine.model.learning.overflows import Bounded
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import add, add_public, mul_protocol, mul_public_protocol, public, sub
 
 _EXTRA_BITS: Final = 8
 _MOST_BITS: Final = 24
-_HIGHEST: Final = 6  # second moments below 4^7
+_RANGE_BITS: Final = 20
+"""Second moments below 2^20 have an inverse root: of gradients, times ``gradient_gain``, of 1,024 in every step, and of
+ten times as much in one step of a hundred."""
+_ROOM: Final = 47
+"""What two factors of a move may have of fractional bits: the third one has 12 bits, and the move is below 8."""
 
 
 class Optimizer(Protocol):
@@ -29,6 +34,9 @@ class Optimizer(Protocol):
 
     def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
         """Update one layer's weight from the gradient of its outputs (summed over the rows)."""
+
+    def bounded(self) -> list[Bounded]:
+        """What of its state tells whether gradients have left the fixed point."""
 
 
 class Sgd:
@@ -69,6 +77,10 @@ class Sgd:
         velocity[at] = add(kept, fresh)
         layer.weight = less_decay(layer, decayed, velocity[at])
 
+    def bounded(self) -> list[Bounded]:
+        """Nothing: a weight that a gradient beyond it has moved shows in what comes out of its layer."""
+        return []
+
     def _gradient_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[Share]:
         """lr / B times the summed gradient, of a norm of at most lr times the job's limit."""
         job = self._job
@@ -100,14 +112,37 @@ def gradient_gain(batch: int, positions: int) -> float:
     return 2.0 ** -round(math.log2(batch * positions) / 2.0)
 
 
-def second_bits(frac_bits: int) -> int:
-    """Fractional bits of Adam's second moment: more than the weights have, since it is a square."""
+def _moment_bits(frac_bits: int) -> int:
+    """Fractional bits that a second moment needs: more than the weights have, since it is a square."""
     return min(frac_bits + _EXTRA_BITS, _MOST_BITS)
+
+
+def _memory_bits(beta2: float) -> int:
+    """What ``1 / (1 - beta2)`` has of bits left of the point, less one: squares are added up over so many steps."""
+    return math.floor(-math.log2(1.0 - beta2))
+
+
+def second_bits(frac_bits: int, beta2: float) -> int:
+    """Fractional bits of what Adam keeps for its second moment, which is that moment over ``1 - beta2``."""
+    return _moment_bits(frac_bits) - _memory_bits(beta2)
 
 
 def smallest(frac_bits: int) -> float:
     """Adam's epsilon, squared: what is added to the second moment (16 units of it) before the square root."""
-    return 2.0 ** (4 - second_bits(frac_bits))
+    return 2.0 ** (4 - _moment_bits(frac_bits))
+
+
+def second_range(job: PrivateJob) -> tuple[float, float]:
+    """Between which numbers what is kept for the second moment lies where no gradient left the fixed point."""
+    highest = 4.0 ** (_highest(job) + 1)
+    return -smallest(job.frac_bits) / (1.0 - job.beta2), highest
+
+
+def _highest(job: PrivateJob) -> int:
+    """What is kept for the second moment is to be below 4 to the power of this and one. A gradient's square leaves the
+    ring beyond, at the latest."""
+    most = min(_RANGE_BITS, 62 - 2 * job.frac_bits) + _memory_bits(job.beta2) + 1
+    return math.ceil(most / 2) - 1
 
 
 def adam_rate(job: PrivateJob, step: int) -> float:
@@ -120,9 +155,9 @@ class Adam:
     """Adam (Kingma and Ba, 2015) with both moments secret: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2,
     w <- w - rate m / sqrt(v + eps^2).
 
-    ``g`` is the batch's summed gradient times a public power of two, which the quotient cancels. 22 rounds per layer,
-    beside the way down to the layers below: gradient 2, moments 2, square root 16, product 2. Per weight, 16
-    comparisons and 13 products.
+    ``g`` is the batch's summed gradient times a public power of two, which the quotient cancels. What is kept is v over
+    1 - b2, whose squares take no factor and so leave the ring later. 22 rounds per layer, beside the way down to the
+    layers below: gradient 2, moments 2, square root 16, product 2. Per weight, 20 comparisons and 13 products.
     """
 
     def __init__(
@@ -137,7 +172,7 @@ class Adam:
         weights = [layer.weight for layer in self._weighted if layer.weight is not None]
         self.moments = {
             name: [public(rt, torch.zeros(w.shape), f=f) for w in weights]
-            for name, f in (("velocity", job.frac_bits), ("second", second_bits(job.frac_bits)))
+            for name, f in (("velocity", job.frac_bits), ("second", second_bits(job.frac_bits, job.beta2)))
         }
         self.step = 0
 
@@ -155,6 +190,10 @@ class Adam:
         first[at], second[at], move = yield from adam_moments_protocol(rt, job, self.step, g, first[at], second[at])
         layer.weight = less_decay(layer, decayed, move)
 
+    def bounded(self) -> list[Bounded]:
+        """What is kept for the second moments: a square that left the ring is as likely as not below zero."""
+        return [Bounded(second, *second_range(self._job)) for second in self.moments["second"]]
+
 
 def adam_moments_protocol(
     rt: Runtime, job: PrivateJob, step: int, g: Share, first: Share, second: Share
@@ -165,9 +204,11 @@ def adam_moments_protocol(
         mul_public_protocol(rt, first, job.momentum),
         mul_public_protocol(rt, g, 1.0 - job.momentum),
         mul_public_protocol(rt, second, job.beta2),
-        square_protocol(rt, g, wide, 1.0 - job.beta2),
+        square_protocol(rt, g, wide),
     )
     first, second = add(kept, fresh), add(kept_square, square)
-    safe = add_public(rt, second, smallest(f))
-    root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, _HIGHEST, f)
-    return first, second, (yield from mul_protocol(rt, first, root, scale=adam_rate(job, step)))
+    safe, highest = add_public(rt, second, smallest(f) / (1.0 - job.beta2)), _highest(job)
+    finer = max(0, min(highest, _ROOM - 2 * f))  # of a large moment the root is small
+    root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, highest, f, finer)
+    rate = adam_rate(job, step) / math.sqrt(1.0 - job.beta2)
+    return first, second, (yield from mul_protocol(rt, first, root, scale=rate))

@@ -24,6 +24,7 @@ from uvcc_engine.model.learning.information import information_protocol
 from uvcc_engine.model.learning.measured import Measured, numbers
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
+from uvcc_engine.model.learning.overflows import Bounded
 from uvcc_engine.model.learning.standardising import Standardiser, named
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.validating import validations_protocol
@@ -164,7 +165,12 @@ class PrivateTrainer:
     def _validation_protocol(self) -> MpcProtocol[list[Measured]]:
         seen: list[Share] | None = [] if "val_overflow" in self._job.reveal else None
         outputs, targets = yield from self._answers_protocol("val", seen)
-        return (yield from validations_protocol(self._rt, self._job, self._model, outputs, targets, seen or ()))
+        counted = self._counted(seen)
+        return (yield from validations_protocol(self._rt, self._job, self._model, outputs, targets, counted))
+
+    def _counted(self, seen: list[Share] | None) -> list[Share | Bounded]:
+        """What an overflow is looked for in, where it is."""
+        return [] if seen is None else [*seen, *self._optimizer.bounded()]
 
     def _answers_protocol(self, part: str, seen: list[Share] | None = None) -> MpcProtocol[tuple[Share, Share]]:
         """Outputs for all rows of ``part`` and their targets, ``[rows * positions, classes]`` each.
@@ -272,7 +278,8 @@ class PrivateTrainer:
     def _measure_protocol(self) -> MpcProtocol[list[Measured]]:
         seen: list[Share] | None = [] if "overflow" in self._job.reveal else None
         outputs, targets = yield from self._answers_protocol("test", seen)
-        return (yield from measure_protocol(self._rt, self._job, self._model, outputs, targets, seen=seen or ()))
+        counted = self._counted(seen)
+        return (yield from measure_protocol(self._rt, self._job, self._model, outputs, targets, seen=counted))
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly; nothing else about them is revealed."""

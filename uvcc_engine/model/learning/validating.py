@@ -14,6 +14,7 @@ from uvcc_engine.model import losses
 from uvcc_engine.model.learning.answer_metrics import mean_of, measure_protocol, perplexity
 from uvcc_engine.model.learning.measured import Measured
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
+from uvcc_engine.model.learning.overflows import Bounded
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
@@ -23,7 +24,7 @@ PREFIX: Final = "val_"
 
 
 def validations_protocol(
-    rt: Runtime, job: PrivateJob, model: ModelSpec, outputs: Share, targets: Share, seen: Sequence[Share] = ()
+    rt: Runtime, job: PrivateJob, model: ModelSpec, outputs: Share, targets: Share, seen: Sequence[Share | Bounded] = ()
 ) -> MpcProtocol[list[Measured]]:
     """The numbers of validation that the job lists, by name, still shared. Reveals nothing. ``outputs``, ``targets``:
     [rows, classes]; ``seen``: see ``measure_protocol``."""
