@@ -175,6 +175,17 @@ def test_a_loss_that_is_not_right(losses: list[float], name: str) -> None:
     assert {n for n in run.names() if n.startswith("loss")} == {name} - {""}
 
 
+def test_numbers_that_left_the_fixed_point_are_told_once_with_what_to_do() -> None:
+    run = Healthy(0)
+    for count in (0.0, 3.0):
+        for coord in COORDS:
+            run.add(ev.Metric(coord=coord, step=10, values={"loss": 0.5, "overflow": count}, split="val"))
+        assert ("numbers_overflow" in run.names()) == bool(count)
+    told = found(run.s, run.now, "numbers_overflow")
+    assert told.text == "3 numbers were too large for the fixed point after step 10"
+    assert "clip_norm" in told.hint
+
+
 def test_gates_data_memory() -> None:
     run = Healthy()
     run.tick(gate_entropy_mean=0.05, gate_collapse_frac=0.9, dt_fetch_s=0.6)

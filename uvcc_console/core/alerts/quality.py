@@ -53,6 +53,17 @@ def loss_nan(s: Snapshot, now: float) -> Iterator[Finding]:
             yield Finding("loss_nan", f"loss is {last[1]} at step {last[0]:.0f}", hint, coord, "error")
 
 
+def numbers_overflow(s: Snapshot, now: float) -> Iterator[Finding]:
+    """Numbers of a private training have left the fixed point: a count that all its workers know alike."""
+    for coord in s.series:
+        last = line(s, coord, "val_overflow").last
+        if last and last[1] > 0:
+            text = f"{last[1]:.0f} numbers were too large for the fixed point after step {last[0]:.0f}"
+            hint = "F9; then a new run with job.clip_norm, a lower rate, features brought to scale, or fewer frac_bits"
+            yield Finding("numbers_overflow", text, hint, coord, "error")
+            return
+
+
 def loss_course(s: Snapshot, now: float) -> Iterator[Finding]:
     """Flat over the last steps, or well above the best that was reached."""
     for coord in s.series:
@@ -124,6 +135,7 @@ def not_as_planned(s: Snapshot, now: float) -> Iterator[Finding]:
 DETECTORS = (
     throughput_below_floor,
     loss_nan,
+    numbers_overflow,
     loss_course,
     gate_collapse,
     slow_data,
