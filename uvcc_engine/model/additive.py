@@ -105,7 +105,7 @@ def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, sca
 
     2 rounds, 1 where nothing is cut off; the result has ``f`` fractional bits. ``z`` is used up. Shape of ``z``.
     """
-    factor, extra = integer_scale(scale)
+    factor, extra = integer_scale(scale, cut=shift)
     if extra < 0:
         factor, extra = factor << -extra, 0
     draws = rt.draws()

@@ -18,6 +18,7 @@ from uvcc_engine.model.additive import settle_protocol
 from uvcc_engine.model.learning.clipping import cut_protocol, squared_norm_protocol
 from uvcc_engine.model.learning.optimizers import (
     adam_moments_protocol,
+    cut_at,
     decayed_protocol,
     gradient_gain,
     second_bits,
@@ -124,7 +125,7 @@ class SlicedSgd(_Sliced):
 
     def factor(self, step: int) -> float:
         """See ``SlicedOptimizer``: the learning rate, for a mean over the rows."""
-        return self._job.rate_at(step) / self._positions
+        return self._job.rate_at(step) / self._positions * 2.0 ** cut_at(self._job, step)[1]
 
     def update(self, step: int, slices: Slices, beside: MpcProtocol[Any]) -> Any:
         """See ``SlicedOptimizer``."""
@@ -135,7 +136,7 @@ class SlicedSgd(_Sliced):
 
         found, told = self._settled(step, slices, self.factor(step), kept, beside)
         if job.clip_norm:
-            found = cut_to_norm(self._rt, self._gradients, found, job.clip_norm * job.lr_at(step))
+            found = cut_to_norm(self._rt, self._gradients, found, *cut_at(job, step))
         mine = [one.fresh if one.kept is None else add(one.kept, one.fresh) for one in found]
         before[:] = self._gradients.joined(mine, self._weights)
         self._move(before, found)
@@ -183,11 +184,14 @@ class SlicedAdam(_Sliced):
 OPTIMIZERS: Final[Mapping[str, Callable[..., SlicedOptimizer]]] = {"sgd": SlicedSgd, "adam": SlicedAdam}
 
 
-def cut_to_norm(rt: Runtime, gradients: Gradients, found: Sequence[SliceUpdate], limit: float) -> list[SliceUpdate]:
-    """The same with every weight's whole gradient times the factor of a norm of at most ``limit``: 28 rounds."""
+def cut_to_norm(
+    rt: Runtime, gradients: Gradients, found: Sequence[SliceUpdate], limit: float, raised: int = 0
+) -> list[SliceUpdate]:
+    """The same with every weight's whole gradient times the factor of a norm of at most ``limit``, over 2^``raised``:
+    28 rounds."""
     squares = rt.run(_each_protocol(squared_norm_protocol(rt, one.fresh) for one in found))
     norms = gradients.norms(squares)
-    cut = rt.run(_each_protocol(cut_protocol(rt, o.fresh, n, limit) for o, n in zip(found, norms, strict=True)))
+    cut = rt.run(_each_protocol(cut_protocol(rt, o.fresh, n, limit, raised) for o, n in zip(found, norms, strict=True)))
     return [replace(one, fresh=fresh) for one, fresh in zip(found, cut, strict=True)]
 
 

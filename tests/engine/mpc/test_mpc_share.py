@@ -15,7 +15,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.roles import Roles
 from uvcc_engine.mpc.foundation.share import Share, cat, decode, encode, reconstruct, share_of, split
 from uvcc_engine.mpc.kernels.choose import kernels_for
-from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.mpc.products import arithmetic, truncation
 
 ring = st.integers(-(2**63), 2**63 - 1)
 vector = st.lists(ring, min_size=1, max_size=6)
@@ -128,6 +128,13 @@ def test_products_of_what_does_not_fit_send_nothing(run: Callable[..., Any]) -> 
 def test_matrix_product_names_the_shapes(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"\(2, 3\) and \(2, 3\)"):
         run(arithmetic.matmul_protocol, torch.ones(2, 3), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("scale", [2.0**-30, 3e-9, 1e-11, 1e-30, -3e-9])
+def test_a_scale_that_no_truncation_reaches_has_fewer_bits(scale: float) -> None:
+    factor, shift = arithmetic.integer_scale(scale, cut=16)
+    assert shift <= truncation.MAX_SHIFT - 16
+    assert abs(factor / 2.0**shift - scale) <= 2.0 ** (16 - truncation.MAX_SHIFT) / 2
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 2.0**-9, 3.0, 0.1 / 64, 1e-6, 1 / 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.functions import rsqrt_protocol
-from uvcc_engine.model.learning.clipping import clipped, clipped_protocol
+from uvcc_engine.model.learning.clipping import clipped, clipped_protocol, raised_bits
 from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
-from uvcc_engine.mpc.foundation.share import reconstruct
+from uvcc_engine.mpc.foundation.share import Share, reconstruct
 from uvcc_engine.mpc.products.arithmetic import public
 
 torch.set_num_threads(1)
@@ -103,6 +104,44 @@ def test_the_longest_gradients_are_cut_and_keep_their_direction(size: float) -> 
     found = reconstruct(LocalPlanes(1).run_three(lambda rt: rt.run(clipped_protocol(rt, public(rt, x, f=16), 1.0))))
     assert found.norm().item() == pytest.approx(1.0, rel=2.0 ** (size - 15))
     assert torch.cosine_similarity(found.flatten(), x.flatten(), 0) > 0.999
+
+
+@pytest.mark.parametrize("limit", [1e-2, 3e-4, 1e-5])
+@pytest.mark.parametrize("size", [0.1, 0.9, 5.0])
+def test_what_is_shorter_than_a_small_limit_is_not_cut(size: float, limit: float) -> None:
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = x / x.norm() * size * limit
+    raised = raised_bits(limit)
+
+    def body(rt: Runtime) -> Share:
+        large = public(rt, x * 2.0**raised, f=20)
+        return rt.run(clipped_protocol(rt, large, limit * 2.0**raised, raised))
+
+    found = reconstruct(LocalPlanes(1).run_three(body))
+    assert (found - clipped(x, limit)).norm() < 0.02 * limit + 6 * 2.0**-20
+
+
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "clip_norm": 0.5}, {"verify": "proofs"}], ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_last_step_of_a_long_training_is_made(optimizer: Any, more: dict[str, Any]) -> None:
+    """Where a cosine ends the rate is less than a millionth of what it was, and moves no weight any more."""
+    job = PrivateJob(model="logistic-digits", steps=100_000, batch=16, lr=0.1, schedule="cosine", optimizer=optimizer)
+    job = replace(job, momentum=0.0, **more)
+    inputs = opened_digits(job)
+
+    def body(rt: Runtime) -> tuple[Share, Share]:
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
+        after = []
+        for step in (job.steps // 2, job.steps - 1):
+            rt.begin_epoch(step)
+            trainer.step(step)
+            after.append(trainer.weights[0].map(torch.clone))
+        return after[0], after[1]
+
+    ended = LocalPlanes(1).run_three(body)
+    middle, last = (reconstruct([one[at] for one in ended]) for at in range(2))
+    assert middle.abs().max() > 0.01
+    assert (last - middle).abs().max() < 8 * 2.0**-16
 
 
 def test_the_learning_rate_rises_and_falls_as_the_schedule_says() -> None:

@@ -26,15 +26,22 @@ _HIGHEST: Final = 14
 """Norms below 2^15 are cut, the longest whose square numbers of 16 fractional bits leave room for."""
 
 
-def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
-    """``x min(1, limit / |x|)`` by the norm of the whole tensor: 28 rounds, most of them on one number.
+def raised_bits(limit: float) -> int:
+    """By how many bits numbers that are cut to a ``limit`` that small are to be larger while they are: of norms below
+    2^-11 the inverse is not known, and what is shorter than the limit would be cut."""
+    return max(0, 1 + _LOWEST - math.floor(math.log2(limit)))
+
+
+def clipped_protocol(rt: Runtime, x: Share, limit: float, raised: int = 0) -> MpcProtocol[Share]:
+    """``x min(1, limit / |x|)`` by the norm of the whole tensor, over 2^``raised``: 28 rounds, most of them on one
+    number.
 
     ``limit`` is a norm, in the units of ``x``. Relative error below 1e-3, and a unit of the norm's inverse and of the
     factor: of a norm n at 16 fractional bits, n / 2^16 and n / limit / 2^16. The direction is kept.
-    Norms of less than 2^-11 are cut to about the limit if that is smaller still.
+    With a limit below 2^-10 norms of less than 2^-11 are cut, too (``raised_bits``).
     """
     square = yield from squared_norm_protocol(rt, x)
-    return (yield from cut_protocol(rt, x, square, limit))
+    return (yield from cut_protocol(rt, x, square, limit, raised))
 
 
 def squared_norm_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
@@ -43,13 +50,14 @@ def squared_norm_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
     return (yield from dot_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale)))
 
 
-def cut_protocol(rt: Runtime, x: Share, square: Share, limit: float) -> MpcProtocol[Share]:
-    """``x min(1, limit / norm)`` by the ``square`` of a norm, which may be that of more than ``x``: 26 rounds."""
+def cut_protocol(rt: Runtime, x: Share, square: Share, limit: float, raised: int = 0) -> MpcProtocol[Share]:
+    """``x min(1, limit / norm)`` over 2^``raised`` by the ``square`` of a norm, that of more than ``x`` perhaps: 26
+    rounds."""
     low = max(_LOWEST, min(_HIGHEST - 1, math.floor(math.log2(limit)) - 1))
     root = yield from rsqrt_protocol(rt, square, low, _HIGHEST, x.f)
     factor = yield from mul_public_protocol(rt, root, limit)
     over = yield from relu_only_protocol(rt, add_public(rt, factor, -1.0))
-    return (yield from mul_protocol(rt, x, sub(factor, over)))
+    return (yield from mul_protocol(rt, x, sub(factor, over), scale=2.0**-raised))
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
 from uvcc_engine.model.layers import Layer, weighted
-from uvcc_engine.model.learning.clipping import clipped_protocol
+from uvcc_engine.model.learning.clipping import clipped_protocol, raised_bits
 from uvcc_engine.model.learning.overflows import Bounded
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
@@ -84,10 +84,17 @@ class Sgd:
     def _gradient_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[Share]:
         """lr / B times the summed gradient, of a norm of at most lr times the job's limit."""
         job = self._job
-        found = yield from layer.weight_gradient_protocol(rt, grad, job.rate_at(self.step) / self._positions)
-        if not job.clip_norm:
-            return found
-        return (yield from clipped_protocol(rt, found, job.clip_norm * job.lr_at(self.step)))
+        limit, raised = cut_at(job, self.step)
+        rate = job.rate_at(self.step) / self._positions
+        found = yield from layer.weight_gradient_protocol(rt, grad, rate * 2.0**raised)
+        return (yield from clipped_protocol(rt, found, limit, raised)) if limit else found
+
+
+def cut_at(job: PrivateJob, step: int) -> tuple[float, int]:
+    """To which norm a step of SGD cuts its gradient times the rate, and by how many bits that is larger for it."""
+    limit = job.clip_norm * job.lr_at(step)
+    raised = raised_bits(limit) if limit else 0
+    return limit * 2.0**raised, raised
 
 
 def decayed_protocol(rt: Runtime, weight: Share, job: PrivateJob, step: int, wanted: bool) -> MpcProtocol[Share | None]:

@@ -23,7 +23,7 @@ from uvcc_engine.mpc.foundation.share import Share, encode, placed
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.layout import broadcast_shape
 from uvcc_engine.mpc.products.proved_truncation import truncate_proved_protocol
-from uvcc_engine.mpc.products.truncation import Opened, truncate_product_protocol
+from uvcc_engine.mpc.products.truncation import MAX_SHIFT, Opened, truncate_product_protocol
 from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
@@ -86,25 +86,25 @@ def scale_int(x: Share, factor: Tensor | int) -> Share:
     return Share(x.first * factor, x.second * factor, x.f)
 
 
-def integer_scale(scale: float, *, bits: int = _SCALE_BITS) -> tuple[int, int]:
+def integer_scale(scale: float, *, bits: int = _SCALE_BITS, cut: int = 0) -> tuple[int, int]:
     """``scale ~ factor / 2^shift`` with an odd (or zero) integer of at most ``bits + 1`` bits: relative error <
-    2^-bits-1. Raises ConfigError for a scale that is not finite."""
+    2^-bits-1. Raises ConfigError for a scale that is not finite. ``cut``: bits that are cut off besides; a scale that
+    takes more than ``MAX_SHIFT`` in all, as a late rate, has fewer: it is off by half of 2^-(MAX_SHIFT - cut)."""
     if not math.isfinite(scale):
         raise ConfigError(f"a scale of {scale}", "give a finite number")
     if scale == 0:
         return 0, 0
     mantissa, exponent = math.frexp(scale)
     factor, shift = round(mantissa * 2 ** (bits + 1)), bits + 1 - exponent
-    while factor % 2 == 0:
+    if (beyond := shift - (MAX_SHIFT - cut)) > 0:
+        factor, shift = (factor + (1 << beyond - 1)) >> beyond, shift - beyond
+    while factor and factor % 2 == 0:
         factor, shift = factor // 2, shift - 1
     return factor, shift
 
 
 def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
-    """This party's part of a pseudo-random additive sharing of zero (Araki et al.). No communication.
-
-    int64 of the given shape.
-    """
+    """This party's part of a pseudo-random additive sharing of zero (Araki et al.), int64 of the given shape. Local."""
     draws = rt.draws()
     return draws.ring(rt.next, *shape) - draws.ring(rt.party, *shape)
 
@@ -337,7 +337,7 @@ def additive_product(
     ``form`` (with ``cut``, and ``whole``: see ``ProductNotes``) says what ``local`` computes; where products are proved
     it is filed as a claim, the ledger's last. The shape is that of ``local``; None multiplies element by element.
     """
-    factor, extra = integer_scale(scale)
+    factor, extra = integer_scale(scale, cut=y.f)
     if extra < 0:
         factor, extra = factor << -extra, 0
     shift = y.f + extra
