@@ -286,7 +286,7 @@ def page() -> str:
         "",
         "Normalisations add 2^-10 to the variance, where PyTorch adds 1e-5, which is less than a unit: features with",
         "a deviation far below 0.03 come out smaller than there. The running variance of `batch-norm` follows the",
-        "batch's own, which is divided by its numbers, by a tenth of the way a step (PyTorch's is divided by one less).",
+        "batch's own, which is divided by its numbers, by a tenth of the way a step (PyTorch's: by one less).",
         "",
         "| layer | | words | operations | several workers | tensor ranks | rounds | proved |",
         "|---|---|---|---|---|---|---|---|",
