@@ -160,12 +160,14 @@ class Caps:
 class Books:
     """What a run's pods cost. ``over``: pods for which the provider billed more than our clock says, beyond tolerance.
 
-    ``spent`` takes the larger of the two for each; ``hourly`` counts everything that is not proven gone.
+    ``spent`` takes the larger of the two for each; ``hourly`` counts everything that is not proven gone. ``dearer``:
+    pods in use whose price has risen: what they cost an hour when they were taken, and what they cost now.
     """
 
     spent: float = 0.0
     hourly: float = 0.0
     over: tuple[tuple[str, float, float], ...] = ()
+    dearer: tuple[tuple[str, float, float], ...] = ()
 
 
 @runtime_checkable

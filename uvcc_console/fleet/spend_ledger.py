@@ -13,13 +13,27 @@ from uvcc_console.fleet.provider import Books
 
 @dataclass(slots=True)
 class _Meter:
+    """``price_hr``: what it costs now. ``rises``: from when it cost how much more an hour than before. ``asked``: no
+    machine is there yet, so that its price is the quote's, or was asked for before it was known."""
+
     price_hr: float
     since: float
+    asked: bool
     until: float | None = None
+    rises: list[tuple[float, float]] = field(default_factory=list)
+
+    def told(self, price_hr: float, when: float, asked: bool) -> None:
+        """A higher price counts from when it is told on, that of the machine itself from its creation on."""
+        if (more := price_hr - self.price_hr) > 0:
+            if self.price_hr > 0 and not self.asked:
+                self.rises.append((when, more))
+            self.price_hr = price_hr
+        self.asked = self.asked and asked
 
     def cost(self, now: float) -> float:
         end = now if self.until is None else self.until
-        return self.price_hr * max(0.0, end - self.since) / 3600.0
+        first = self.price_hr - sum(more for _, more in self.rises)
+        return sum(more * max(0.0, end - since) for since, more in ((self.since, first), *self.rises)) / 3600.0
 
 
 @dataclass(slots=True)
@@ -42,7 +56,8 @@ class Ledger:
     def apply(self, event: ev.Event, at: float | None = None) -> None:
         """Start, re-price or stop a pod's meter. A pod of state failed or lost may still be billed: it runs on.
 
-        A meter starts without a price too: the price counts from there on once it is known. ``at``: the run's time,
+        A meter starts without a price too: the price counts from there on once it is known, and one that rises later
+        from then on. One that falls is not believed: the provider's bill decides. ``at``: the run's time,
         for events that have just happened; those of a journal that is read again are placed by its ticks.
         """
         if isinstance(event, ev.CostTick) and event.at > 0 and at is None:
@@ -52,15 +67,16 @@ class Ledger:
         if not isinstance(event, ev.PodChanged):
             return
         when = event.ts + self._shift if at is None else at
+        asked = event.state == pod_states.CREATING
         known = self._meters.get(event.pod, [])
         running = known[-1] if known and known[-1].until is None else None
         if event.state in pod_states.ABSENT:
             if running is not None:
                 running.until = when
         elif running is None:
-            self._meters.setdefault(event.pod, []).append(_Meter(max(0.0, event.price_hr), when))
+            self._meters.setdefault(event.pod, []).append(_Meter(max(0.0, event.price_hr), when, asked))
         else:
-            running.price_hr = max(running.price_hr, event.price_hr)
+            running.told(event.price_hr, when, asked)
 
     @property
     def hourly(self) -> float:

@@ -25,7 +25,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.federation import seat
 from uvcc_console.fleet import pulse
-from uvcc_console.fleet.cloud.intents import Intents, books_of
+from uvcc_console.fleet.cloud.intents import run_books
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
@@ -241,7 +241,7 @@ class Service:
             self._stand_in.look(self.snapshot, conductor.state, time.time())
         conducted = conductor.moving
         now = self._clock.now()
-        self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)
+        self._reaper.ledger.books = run_books(self._run_dir, now)
         s = self.snapshot
         why = self._reaper.due(s, conducted=conducted, now=now, frozen=conductor.who is not None)
         if not why:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.fleet.provider import Caps, Provider, Rents
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.spend_ledger import Ledger
@@ -24,6 +25,8 @@ class Spending:
     created: float
     ledger: Ledger = field(init=False)
     _told: set[str] = field(default_factory=set)
+    _risen: set[tuple[str, float]] = field(default_factory=set)
+    _pods: dict[str, ev.PodChanged] = field(default_factory=dict)  # what was last said of each
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.limits.hourly, self.limits.total, clock=self.clock.now)
@@ -32,12 +35,18 @@ class Spending:
 
     def heard(self, event: ev.Event) -> None:
         """An event that has just happened."""
+        self._know(event)
         self.ledger.apply(event, self.clock.now())
 
     def replay(self, events: Iterable[ev.Event]) -> None:
         """What the journal tells of before this process."""
         for event in events:
+            self._know(event)
             self.ledger.apply(event)
+
+    def _know(self, event: ev.Event) -> None:
+        if isinstance(event, ev.PodChanged):
+            self._pods[event.pod] = event
 
     @property
     def remaining(self) -> float:
@@ -52,6 +61,7 @@ class Spending:
         said: list[ev.Event] = []
         if isinstance(self.provider, Rents):
             self.ledger.books = self.provider.books()
+        said += self._dearer()
         for name, ours, theirs in self.ledger.books.over:
             if name not in self._told:
                 self._told.add(name)
@@ -60,6 +70,21 @@ class Spending:
                 said.append(ev.Alert(level="error", name="billed", text=text, hint=hint, subject=name))
         if self.ledger.counting or self.ledger.hourly > 0 or said:
             said.append(self.ledger.tick(self.remaining))
+        return said
+
+    def _dearer(self) -> list[ev.Event]:
+        """Each pod in use whose price has risen: what it costs now, and once for each price an alert."""
+        said: list[ev.Event] = []
+        for name, first, price in self.ledger.books.dearer:
+            pod = self._pods.get(name.rpartition("-")[2])
+            if pod is None or pod.state in pod_states.ABSENT or pod.price_hr >= price:
+                continue
+            said.append(replace(pod, ts=0.0, price_hr=price, detail=f"it costs {price:.2f} $/h now"))
+            if (name, price) not in self._risen:
+                self._risen.add((name, price))
+                text = f"pod {pod.pod} costs {price:.2f} $/h now, {first:.2f} were agreed to; it counts from now on"
+                hint = "end or replace it if that is too much: limits.hourly and limits.total hold as before"
+                said.append(ev.Alert(level="warn", name="dearer", text=text, hint=hint, subject=pod.pod))
         return said
 
     def over(self) -> str:

@@ -45,6 +45,12 @@ class FakePod:
     refused_deletes: int = 0
     foreign: bool = False
     disks: tuple[str, ...] = ()
+    earlier: float = 0.0  # US dollars that it costs less than its price of now says, for the time before that rose
+
+    def reprice(self, price_hr: float, now: float) -> None:
+        """From now on it costs so much; what it has cost until now stays as it is."""
+        self.earlier += (price_hr - float(self.record["priceHr"])) * (now - self.born) / 3600.0
+        self.record["priceHr"] = price_hr
 
     @property
     def id(self) -> str:
@@ -69,7 +75,7 @@ def ended(pod: FakePod) -> dict[str, Any]:
         "createdAt",
         "terminatedAt",
     )
-    billed = float(pod.record["priceHr"]) * ((pod.dead or pod.born) - pod.born) / 3600.0
+    billed = float(pod.record["priceHr"]) * ((pod.dead or pod.born) - pod.born) / 3600.0 - pod.earlier
     return {k: pod.record[k] for k in same} | {"type": "Instance", "totalBilledPrice": round(billed, 6)}
 
 

@@ -42,6 +42,21 @@ def test_the_price_that_came_back_counts_if_it_is_higher_and_a_second_life_adds_
     assert ledger.spent() == pytest.approx(4.0)
 
 
+def test_a_price_that_rises_says_nothing_of_the_hours_before() -> None:
+    now = 2 * 3600.0
+    ledger = Ledger(10.0, 100.0, clock=lambda: now)
+    ledger.apply(changed("p0r0", "creating", 0.0, 1.0))
+    ledger.apply(changed("p0r0", "agent", 60.0, 1.0))
+    ledger.apply(changed("p0r0", "agent", 3600.0, 3.0))
+    assert ledger.hourly == 3.0
+    assert ledger.spent() == pytest.approx(1.0 + 3.0)
+    ledger.apply(changed("p0r0", "agent", 3700.0, 1.0))  # it may be one that is remembered
+    assert ledger.spent() == pytest.approx(1.0 + 3.0)
+    ledger.apply(changed("p0r0", "gone", now))
+    now = 9 * 3600.0
+    assert ledger.spent() == pytest.approx(1.0 + 3.0)
+
+
 def test_caps_forecast_and_runway() -> None:
     now = 0.0
     ledger = Ledger(5.0, 8.0, wallet=12.0, clock=lambda: now)

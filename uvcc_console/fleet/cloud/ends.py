@@ -30,6 +30,7 @@ LAG_S = 600.0  # so late list, look-up and history may show what there is
 GONE_S = LAG_S + 120.0
 UNKNOWN_S = 60.0  # so long nobody knows a pod that was shown before, and whose end was asked for
 AGAIN_S = 10.0
+SAME_PRICE = 0.0005  # US dollars an hour: a price that differs by less is the same one, rounded by somebody
 _Trouble = (UnreachableError, CloudRefused)
 
 
@@ -106,15 +107,17 @@ class Ends:
             book = self.book(pod.name)
             tries = known.setdefault(book.path, book.tries())
             if self.ours(pod, tries):
-                self._see(book, tries.get(pod.name), pod)
+                self._see(tries.get(pod.name), pod)
                 found.append((pod, tries))
         return found
 
-    def _see(self, book: Intents, t: Try | None, pod: CloudPod) -> None:
-        """Write down, once, that the market shows it, and which id it has."""
-        if t is None or t.outcome or (t.seen and t.id) or (t.id and t.id != pod.id):
+    def _see(self, t: Try | None, pod: CloudPod) -> None:
+        """Write down, once, that the market shows it, and which id it has; and a price that is higher than before."""
+        if t is None or t.outcome or (t.id and t.id != pod.id):
             return
-        book.note(self.clock.now(), name=t.name, id=pod.id, user=pod.user_id, seen=True)
+        dearer = {"price_hr": pod.price_hr} if (pod.price_hr or 0.0) > t.price_hr + SAME_PRICE else {}
+        if dearer or not (t.seen and t.id):
+            self._told(t, id=pod.id, user=pod.user_id, seen=True, **dearer)
 
     async def waited(self, prefix: str) -> None:
         """Wait for creates without an answer while they are young: until each is shown, or ``SETTLE_S`` old."""
@@ -321,11 +324,11 @@ class Ends:
         self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed, **by_itself)
 
     def _told(self, t: Try, **how: object) -> None:
-        """Write down how an end came about; a full disk keeps no pod from being ended."""
+        """Write down what is heard of a try; a full disk keeps no pod from being ended."""
         try:
             self.book(t.name).note(self.clock.now(), name=t.name, **how)
         except UvccError as e:
-            log.warning("how %s ends is not written down: %s", t.name, e)
+            log.warning("what is heard of %s is not written down: %s", t.name, e)
 
     # what is still open?
 
@@ -345,7 +348,7 @@ class Ends:
         doomed: dict[str, Try] = {}
         for t in left:
             if (pod := _its(t, [r for r in rows if self.ours(r, tries)])) is not None and not pod.over:
-                self._see(Intents.of(self.run_dir), t, pod)
+                self._see(t, pod)
                 doomed |= {pod.id: t} if over(t) else {}
             elif (item := _past(t, past)) is not None and _told(item):
                 self._gone(t, item.id, item)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from uvcc_console.fleet.cloud.ends import Ends
-from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, Try, books_of
+from uvcc_console.fleet.cloud.intents import Try, run_books
 from uvcc_console.fleet.cloud.vendor import CloudOffer, CloudPod
 from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest
 from uvcc_engine.contract.errors import UvccError
@@ -25,8 +25,7 @@ class Guard:
 
     def books(self) -> Books:
         """What the run has cost until now: by our clock or by the provider's bill, whichever is more."""
-        volumes = Intents(self.ends.run_dir / VOLUMES_FILE).tries()
-        return books_of([*self.ends.all_tries().values(), *volumes.values()], self.ends.clock.now())
+        return run_books(self.ends.run_dir, self.ends.clock.now())
 
     def over_cap(self, price: float) -> str:
         """Why one more pod at this price may not be rented; empty if it may."""

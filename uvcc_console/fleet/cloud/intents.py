@@ -44,7 +44,8 @@ class Try:
     ``outcome``: "" (it may have a pod), refused, absent (proven never to have been) or gone (proven gone). ``held``:
     the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
     US dollars by the provider's books. ``spot``: it may be taken away. ``ending``: we asked for its end; ``taken``: it
-    ended without that, and ``how`` is what the provider says of it. ``region``: where a volume lies; ``kept``: it stays
+    ended without that, and ``how`` is what the provider says of it. ``rises``: from when it cost how much more an hour
+    than before, of prices told after the create's answer; ``price_hr`` is with them. ``region``: where a volume lies; ``kept``: it stays
     after the run, if a pod had it. ``given``: the run did not make it, and never ends it; ``mount``: where its pod has
     it.
     """
@@ -56,6 +57,7 @@ class Try:
     user: str = ""
     provider: str = ""
     price_hr: float = 0.0
+    rises: tuple[tuple[float, float], ...] = ()
     seen: float = 0.0
     held: bool = False
     rejected: bool = False
@@ -86,10 +88,20 @@ class Try:
         return bool(self.id)
 
     def cost(self, now: float) -> float:
-        """US dollars until now, by our clock: from the asking on, and nothing for what never was."""
+        """US dollars until now, by our clock: from the asking on, and nothing for what never was.
+
+        What it cost at the time counts: a price that has risen says nothing of the hours before.
+        """
         if self.outcome in ("refused", "absent"):
             return 0.0
-        return self.price_hr * max(0.0, (now if self.open else self.ended) - self.asked) / 3600.0
+        end = now if self.open else self.ended
+        steps = ((self.asked, self.first_hr), *self.rises)
+        return sum(more * max(0.0, end - since) for since, more in steps) / 3600.0
+
+    @property
+    def first_hr(self) -> float:
+        """US dollars an hour when it was taken."""
+        return self.price_hr - sum(more for _, more in self.rises)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +162,16 @@ def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
     if pod_id and t.id and pod_id != t.id:
         return t  # the market obeyed twice: the second pod is told of under the same name, and ends by itself
     outcome = next((word for word in _ENDS if row.get(word)), t.outcome)
+    told = _number(row.get("price_hr"))
+    more = max(0.0, told - t.price_hr)
     return replace(
         t,
         heard=ts,
         id=pod_id or t.id,
         user=str(row.get("user") or "") or t.user,
         provider=str(row.get("provider") or "") or t.provider,
-        price_hr=max(t.price_hr, _number(row.get("price_hr"))),
+        price_hr=t.price_hr + more,  # one that falls is not believed: the bill decides
+        rises=(*t.rises, (ts, more)) if more and t.id and t.price_hr and not t.outcome else t.rises,
         seen=t.seen or (ts if row.get("seen") else 0.0),
         held=(t.held or bool(row.get("held"))) and not row.get("released"),
         rejected=t.rejected or bool(row.get("rejected")),
@@ -196,3 +211,14 @@ def books_of(tries: Iterable[Try], now: float) -> Books:
         if t.billed is not None and t.billed > ours * BILL_SHARE + BILL_SLACK:
             over.append((t.name, ours, t.billed))
     return Books(spent, hourly, tuple(over))
+
+
+def run_books(run_dir: Path, now: float) -> Books:
+    """What a run has rented, pods and their volumes, and which of the pods that it holds cost more than at first.
+
+    A volume that the profile names costs its owner, whether the run is there or not.
+    """
+    pods = list(Intents.of(run_dir).tries().values())
+    volumes = [t for t in Intents(run_dir / VOLUMES_FILE).tries().values() if not t.given]
+    dearer = tuple((t.base, t.first_hr, t.price_hr) for t in pods if t.open and t.held and t.rises)
+    return replace(books_of([*pods, *volumes], now), dearer=dearer)

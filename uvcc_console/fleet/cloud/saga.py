@@ -264,10 +264,11 @@ class CloudProvider:
             raise
         finally:
             self._asking.discard(name)
-        got = made.price_hr or price  # a market that names no price yet shall not make it free
+        named = made.price_hr or price  # a market that names no price yet shall not make it free
+        got = max(price, named)  # nor one that names less than its offer: the bill decides
         self._intents.note(self._clock.now(), name=name, id=made.id, user=made.user_id, price_hr=got)
         others = self.market.taken(request.party)
-        if why := wrong(made, offer, got, price, cap, others):
+        if why := wrong(made, offer, named, price, cap, others):
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self.ends.end(made.id, name)
             raise UvccError(why)
