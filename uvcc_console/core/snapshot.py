@@ -363,6 +363,7 @@ class Snapshot:
     spent: float = 0.0
     forecast: float = 0.0
     runway_h: float | None = None
+    clock_shift: float = 0.0  # seconds from the wall clock to the run's own, which no setting of the clock moves
     results: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: EMPTY)
     result_hashes: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     reports: Mapping[str, ReportView] = field(default_factory=lambda: EMPTY)
@@ -413,8 +414,7 @@ class Snapshot:
         """Whether validation ended the phase's training before the last planned step (``job.patience``)."""
         job = self.profile.get("job")
         patient = isinstance(job, Mapping) and bool(job.get("patience"))
-        done = bool(self.workers) and all(w.phase == "done" for w in self.workers.values())
-        return patient and done and self.step < self.steps_planned
+        return patient and self.step < self.steps_planned and {w.phase for w in self.workers.values()} == {"done"}
 
     @property
     def operation(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ui_journals import RUN, Story, digest
 from uvcc_console.core import events as ev
 from uvcc_console.core.answers.shown import contradictions
 from uvcc_console.core.answers.shown import shown as result_of
-from uvcc_console.core.folding.state import fold
+from uvcc_console.core.folding.state import fold, reduce
 from uvcc_console.core.series import Series
 from uvcc_console.runs.notices import Note
 from uvcc_console.runs.notify import state_note
@@ -408,6 +409,25 @@ def test_money_against_its_caps() -> None:
     assert "$14.40 of $60.00" in text
     assert "per step" in text
     assert text.count("prime") == 6
+
+
+def test_the_time_left_is_that_of_the_work_and_of_the_run_s_own_clock() -> None:
+    """Somebody sets the machine's clock an hour ahead: neither the work nor the run's life is shorter for it."""
+    story = Story(price=2.4).planned()
+    created = next(e for e in story.events if isinstance(e, ev.RunCreated))
+    profile = {**created.profile, "limits": {"hourly": 60, "total": 120, "ttl": 7200.0}}
+    story.events[story.events.index(created)] = dataclasses.replace(created, profile=profile)
+    snap = fold(story.events)
+    at = snap.created + 1800.0
+    told = reduce(snap, ev.CostTick(ts=at, hourly=2.4, spent=1.2, at=at))
+    jumped = reduce(told, ev.CostTick(ts=at + 3605.0, hourly=2.4, spent=1.2, at=at + 5.0))
+    for s, now, left in ((told, at + 60.0, "1 h 29 m"), (jumped, at + 3660.0, "1 h 29 m")):
+        text = text_of(cost.page_lines(View(snap=s, now=now), 140))
+        assert f"time left   {left} of the run's life" in text
+    full = Story(price=2.4).full(30)
+    snap = dataclasses.replace(view_of(full).snap, profile=profile)
+    text = text_of(cost.page_lines(View(snap=snap, now=snap.updated), 140))
+    assert re.search(r"time left   \S.* of work at its pace · 1 h \d\d m of the run's life", text), text
 
 
 def test_alerts_stand_below_the_gates_with_their_hints() -> None:

@@ -248,7 +248,9 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
 
 
 def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
-    return changed(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
+    shift = e.at - e.ts if e.at > 0 else s.clock_shift
+    told = {"hourly": e.hourly, "spent": e.spent, "forecast": e.forecast, "runway_h": e.runway_h}
+    return changed(s, **told, clock_shift=shift)
 
 
 def _verdict(s: Snapshot, e: ev.PhaseVerdict) -> Snapshot:

@@ -45,9 +45,9 @@ class Try:
     the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
     US dollars by the provider's books. ``spot``: it may be taken away. ``ending``: we asked for its end; ``taken``: it
     ended without that, and ``how`` is what the provider says of it. ``rises``: from when it cost how much more an hour
-    than before, of prices told after the create's answer; ``price_hr`` is with them. ``region``: where a volume lies; ``kept``: it stays
-    after the run, if a pod had it. ``given``: the run did not make it, and never ends it; ``mount``: where its pod has
-    it.
+    than before, of prices told after the create's answer; ``price_hr`` is with them. ``region``: where a volume lies;
+    ``kept``: it stays after the run, if a pod had it. ``given``: the run did not make it, and never ends it; ``mount``:
+    where its pod has it.
     """
 
     name: str

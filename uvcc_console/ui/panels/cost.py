@@ -10,7 +10,8 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.provider_kinds import DEFAULT
 from uvcc_console.ui.drawing.format import duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, width_of, wrap
-from uvcc_console.ui.judging.view import View, party_role
+from uvcc_console.ui.judging.condition import stalled_s
+from uvcc_console.ui.judging.view import View, eta, halting, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.text import counted
 
@@ -71,6 +72,23 @@ def _bar(view: View, name: str, value: float, cap: float, width: int) -> Line:
     ]
 
 
+def _time_left(view: View) -> list[Line]:
+    """Of the work at its own pace, and of the run's life by its own clock: which ends first is what counts."""
+    s = view.snap
+    going = s.status == "running" and not view.stale and not stalled_s(view) and not halting(s)
+    work = eta(s, view.now) if going else None
+    ttl = limit_of(s, "ttl")
+    life = s.created + ttl - (s.ended or view.now) - s.clock_shift if ttl and s.created else None
+    line: list[Span] = []
+    if work is not None:
+        short = life is not None and work > life
+        line += [(duration(work), "bad" if short else "text"), (" of work at its pace", "muted")]
+    if life is not None:
+        line += [(f" {view.glyphs.dot} " if line else "", "muted"), (duration(life), "warn" if life < 600 else "text")]
+        line += [(" of the run's life", "muted")]
+    return [[("time left   ", "muted"), *line]] if line else []
+
+
 def page_lines(view: View, width: int) -> list[Line]:
     """Everything about money: bars against the caps, per pod, per step."""
     s, g = view.snap, view.glyphs
@@ -84,16 +102,7 @@ def page_lines(view: View, width: int) -> list[Line]:
     ):
         if cap > 0 and (value or name in ("per hour", "spent")):
             lines.append(cut(_bar(view, name, value, cap, room), width))
-    ttl = limit_of(s, "ttl")
-    if ttl and s.created:
-        left = s.created + ttl - (s.ended or view.now)
-        lines.append(
-            [
-                ("time left   ", "muted"),
-                (duration(left), "warn" if left < 600 else "text"),
-                (" of the run's life", "muted"),
-            ]
-        )
+    lines += [cut(line, width) for line in _time_left(view)]
     if s.step > 0 and s.spent:
         lines.append(
             [
