@@ -28,6 +28,7 @@ from uvcc_console.fleet.provider import (
     Rents,
     Several,
     TellsEnds,
+    TellsSilence,
     TellsWaits,
 )
 from uvcc_console.fleet.provider_kinds import (
@@ -221,6 +222,14 @@ class PartyProviders:
         """What was last heard of a pod that is waited for, from its party's provider."""
         provider = self._of(name)
         return provider.waits(name) if isinstance(provider, TellsWaits) else ""
+
+    def silence(self) -> tuple[str, str]:
+        """Of the first party whose provider is silent, with its name."""
+        for label, provider in zip(self._labels, self._providers, strict=True):
+            what, hint = provider.silence() if isinstance(provider, TellsSilence) else ("", "")
+            if what:
+                return f"{label}: {what}", hint
+        return "", ""
 
     @property
     def caps(self) -> Caps | None:

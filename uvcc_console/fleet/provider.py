@@ -216,6 +216,15 @@ class TellsWaits(Protocol):
 
 
 @runtime_checkable
+class TellsSilence(Protocol):
+    """What a provider does beside whose API may be silent while it is asked again and again."""
+
+    def silence(self) -> tuple[str, str]:
+        """Who gives no usable answer and since when, and what to do about it; two empty texts while all is well."""
+        ...
+
+
+@runtime_checkable
 class Several(Protocol):
     """A provider that is several: each with its name, and each may fail alone."""
 

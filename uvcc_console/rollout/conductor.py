@@ -273,6 +273,7 @@ async def _driven(
     beating = beside.start("the beat", lambda: side_tasks.beat(ctx.run_dir), vital=True)
     guarding = beside.start("the guard of the sidecar", lambda: side_tasks.guard_sidecar(ctx))
     notifying = beside.start("the notices", lambda: telling.tell_operator(ctx.run_dir, ctx.bus))
+    listening = beside.start("the watch over the provider's API", lambda: side_tasks.tell_silence(ctx))
     aside = [
         beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, end_request.ask), vital=True),
         beside.start("the detectors", lambda: side_tasks.detect(ctx)),
@@ -301,6 +302,7 @@ async def _driven(
         status, detail = await finish.finish(ctx, status, detail, spending, pressed=end_request.asked.is_set())
         guarding.cancel()
         notifying.cancel()
+        listening.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import alerts, pod_states
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
+from uvcc_console.fleet.provider import TellsSilence
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.runs import processes, sweep
@@ -39,6 +40,19 @@ async def detect(ctx: Rollout) -> None:
         if ctx.bus.settled_s < alerts.SETTLES_S:
             continue  # what the workers said is not in the snapshot yet, or at times of another clock
         ctx.bus.record(watch.look(ctx.bus.snapshot, time.time(), time.monotonic()))
+
+
+async def tell_silence(ctx: Rollout, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Tell of a provider's API that is silent while it is asked again: once, and when it is back."""
+    told = False
+    while isinstance(ctx.provider, TellsSilence):
+        await sleep(WATCH_EVERY_S)
+        what, hint = ctx.provider.silence()
+        if what and not told:
+            ctx.bus.record([ev.Alert(level="warn", name="api", text=what, hint=hint)])
+        elif told and not what:
+            ctx.bus.record([ev.Alert(level="info", name="api", text="the provider's API answers again")])
+        told = bool(what)
 
 
 async def beat(run_dir: Path) -> None:

@@ -195,6 +195,41 @@ async def test_a_refusal_is_named_and_leaves_nothing(world: World, text: str, ki
     assert queue.jobs == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("fetch_config: DNS SRV lookup failed", "SLURM_CONF"),
+        ("s_p_parse_file: unable to status file /etc/slurm/slurm.conf: No such file or directory", "SLURM_CONF"),
+        ('Munge encode failed: Failed to access "/run/munge/munge.socket.2"', "munged"),
+        ("Unable to contact slurm controller (connect failure)", "slurmctld"),
+    ],
+)
+async def test_a_machine_that_knows_no_cluster_is_told_what_it_lacks(world: World, text: str, cure: str) -> None:
+    _, queue, provider = world
+    for tool in ("sbatch", "squeue", "sinfo"):
+        queue.trouble[tool] = [text]
+    for asked in (provider.quote([PodRequest(f"{RUN}-p0r0", 0, 0)]), provider.list(RUN)):
+        with pytest.raises(UnreachableError) as error:  # it may pass, as a mount that is away: no pod is given up
+            await asked
+        assert cure in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("Batch job submission failed: Job violates accounting/QOS policy", "sacctmgr"),
+        ("Batch job submission failed: Invalid account or account/partition combination", "SBATCH_ACCOUNT"),
+        ("Unspecified error", "by hand"),
+    ],
+)
+async def test_a_refusal_of_slurm_names_a_cure_of_slurm_s(world: World, text: str, cure: str) -> None:
+    _, queue, provider = world
+    queue.trouble["sinfo"] = [text]
+    with pytest.raises(CloudRefused) as error:
+        await provider.quote([PodRequest(f"{RUN}-p0r0", 0, 0)])
+    assert cure in error.value.hint
+
+
 async def test_what_slurm_says_in_another_form_is_no_empty_queue(world: World) -> None:
     _, queue, provider = world
     await up(provider)

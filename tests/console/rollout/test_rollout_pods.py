@@ -469,3 +469,29 @@ async def test_no_second_pod_is_rented_while_the_first_may_still_cost(ctx: Rollo
     assert ctx.bus.snapshot.pods["p1r0"].state == "lost"
     with pytest.raises(ConfigError, match="no pod p9r9"):
         await replacing.replace_pod(ctx, "p9r9")
+
+
+class Noting(FakeProvider):
+    """It writes down what it is about to make."""
+
+    looks = 0
+
+    def begun(self, prefix: str) -> set[str]:
+        return set()
+
+    async def list(self, prefix: str) -> list[Pod]:
+        self.looks += 1
+        await asyncio.Event().wait()  # an API that takes every question and answers none
+        raise AssertionError
+
+
+async def test_the_end_of_a_run_that_asked_for_nothing_does_not_wait_for_an_api_that_is_away(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "NOTHING_S", 0.01)
+    fake = Noting()
+    ctx.provider = fake
+    assert await provision.teardown(ctx) == []
+    assert fake.looks == 1
+    alerts = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.Alert)]
+    assert alerts == []

@@ -41,6 +41,7 @@ WORKS = {
     "the notices": (telling, "tell_operator"),
     "the gates of the full run": (window_gates, "hold_at_gates"),
     "the sweep": (side_tasks, "sweep_others"),
+    "the watch over the provider's API": (side_tasks, "tell_silence"),
     "the copies of checkpoints": (checkpoint_copies, "keep_home"),
     "the care for agents": (agents, "keep_agents"),
     "the ingest of p0r0": (ingest, "run"),

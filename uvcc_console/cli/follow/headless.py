@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview, teardown_order
@@ -224,10 +224,13 @@ class Alone:
         return not awaited or now - self.since > SUCCESSOR_S
 
 
+_TOLD: Final = ("goes_on", "api", "dearer")  # it goes on by itself, it waits for others, it costs more
+
+
 def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
-    """A grave alert has a line of its own, as on the screen, and one that the run goes on by itself; those from before
-    ``began``, a time stamp, are old."""
-    if isinstance(event, ev.Alert) and (event.level == "error" or event.name == "goes_on") and event.ts >= began:
+    """A grave alert has a line of its own, as on the screen, and one of ``_TOLD``; those from before ``began``, a time
+    stamp, are old."""
+    if isinstance(event, ev.Alert) and (event.level == "error" or event.name in _TOLD) and event.ts >= began:
         who = f"{event.subject}: " if event.subject else ""
         printer.note(f"alert {event.name}: {who}{event.text}" + (f" ({event.hint})" if event.hint else ""))
 

@@ -14,6 +14,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from uvcc_console.core.log import logger
+from uvcc_console.fleet.cloud.api_silence import Silence
 from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.machine import host_names
@@ -114,7 +115,12 @@ def kind_of(status: int, text: str) -> str:
 
 
 class Calls:
-    """Sends requests. UnreachableError: no usable answer, so the outcome of a create is unknown."""
+    """Sends requests. UnreachableError: no usable answer, so the outcome of a create is unknown.
+
+    ``where``: what the API is called where it is not the vendor's own; ``cure``: what to do about one that is silent.
+    """
+
+    cure = "is the provider's API up, and the network to it?"
 
     def __init__(
         self,
@@ -128,6 +134,7 @@ class Calls:
     ) -> None:
         """``auth``: puts what shows who we are into each request, where that is more than one key for ever."""
         self.clock = clock or WallClock()
+        self._silence = Silence(self.clock)
         self._random = random.Random()
         self._http = httpx.AsyncClient(
             base_url=base_url,
@@ -143,8 +150,21 @@ class Calls:
     async def close(self) -> None:
         await self._http.aclose()
 
+    @property
+    def _address(self) -> str:
+        return "{}://{}".format(self._http.base_url.scheme, self._http.base_url.netloc.decode("ascii", "replace"))
+
+    def silence(self) -> tuple[str, str]:
+        """See ``fleet.provider.TellsSilence``."""
+        words = self._silence.words(getattr(self, "where", "") or self._address)
+        return (words, self.cure) if words else ("", "")
+
     async def _send(self, call: Call) -> Any:
         """Raises CloudRefused, or UnreachableError once the tries are used up (at once if not repeatable)."""
+        with self._silence.asking(call.repeat):
+            return await self._tries(call)
+
+    async def _tries(self, call: Call) -> Any:
         trouble = ""
         for attempt in range(TRIES):
             pause = min(20.0, 2.0 * 2**attempt) * self._random.uniform(0.5, 1.0)
@@ -152,10 +172,13 @@ class Calls:
                 response = await self._ask(call)
             except httpx.HTTPError as e:
                 trouble = f"{type(e).__name__} {host_names.why(e, str(self._http.base_url))}".strip()
+                self._silence.failed(trouble)
                 sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 if sent and not call.repeat:
                     break
             else:
+                if response.status_code < 500:
+                    self._silence.answered()
                 if response.status_code < 400:
                     return _body(response)
                 text = explain(response)
@@ -165,13 +188,15 @@ class Calls:
                 elif response.status_code < 500:
                     log.warning("%s %s is refused: %s", call.method, call.path, trouble)
                     raise CloudRefused(self._kind(response, text), response.status_code, text)
-                elif not call.repeat:
-                    break
+                else:
+                    self._silence.failed(trouble)
+                    if not call.repeat:
+                        break
             log.warning("%s %s, try %d: %s", call.method, call.path, attempt + 1, trouble)
             if attempt < TRIES - 1:
                 await self.clock.sleep(pause)
-        what = f"{call.method} {call.path} got no usable answer: {trouble}"
-        raise UnreachableError(what, "its outcome is unknown" if not call.repeat else "is the provider's API up?")
+        what = f"{call.method} {self._address}{call.path} got no usable answer: {trouble}"
+        raise UnreachableError(what, "its outcome is unknown" if not call.repeat else self.cure)
 
     def _kind(self, response: httpx.Response, said: str) -> str:
         """What a refusal means for the next step; a vendor that has codes for it reads those."""

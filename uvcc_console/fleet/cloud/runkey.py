@@ -12,6 +12,7 @@ from uvcc_console.fleet.cloud.vendor import Cloud
 from uvcc_engine.contract.errors import UnreachableError
 
 PREFIX = "uvcc-"
+FORGET_S = 15.0  # for the end of a run, which a silent API shall not hold up
 
 
 class RunKey:
@@ -51,11 +52,12 @@ class RunKey:
         """Take it from the account if no pod of the run is left."""
         name = f"{PREFIX}{self._run_dir.name}"
         try:
-            if any(base_of(p.name).startswith(f"{name}-") and not p.over for p in await self._client.pods()):
-                return
-            for key in await self._client.ssh_keys():
-                if key.name == name:
-                    await self._client.delete_ssh_key(key.id)
-        except (UnreachableError, CloudRefused):
+            async with asyncio.timeout(FORGET_S):
+                if any(base_of(p.name).startswith(f"{name}-") and not p.over for p in await self._client.pods()):
+                    return
+                for key in await self._client.ssh_keys():
+                    if key.name == name:
+                        await self._client.delete_ssh_key(key.id)
+        except (UnreachableError, CloudRefused, TimeoutError):
             return  # a key without a pod opens nothing and costs nothing
         self._id = ""

@@ -22,7 +22,7 @@ from uvcc_console.fleet.cloud.ready import NotReady, Readiness
 from uvcc_console.fleet.cloud.runkey import RunKey
 from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer
 from uvcc_console.fleet.cloud.volumes import Volumes
-from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine, TellsSilence
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.text import counted
@@ -371,6 +371,10 @@ class CloudProvider:
     def waits(self, name: str) -> str:
         """What was last heard of a pod that is waited for; see ``TellsWaits``."""
         return self._readiness.said.get(name, "")
+
+    def silence(self) -> tuple[str, str]:
+        """See ``TellsSilence``."""
+        return self._client.silence() if isinstance(self._client, TellsSilence) else ("", "")
 
     def books(self) -> Books:
         """What the run has cost until now."""

@@ -252,6 +252,10 @@ class FailoverProvider:
         """What was last heard of a pod that is waited for; see ``TellsWaits``."""
         return self.current.waits(name)
 
+    def silence(self) -> tuple[str, str]:
+        """Of the first that is silent: also one that is only asked for its price; see ``TellsSilence``."""
+        return next((said for p in self._providers if (said := p.silence())[0]), ("", ""))
+
     @property
     def caps(self) -> Caps | None:
         return self.current.caps

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -125,6 +126,9 @@ class KubernetesClient(PlainVolumes, RestVendor):
         self.where = f"{cluster.name} {cluster.server} namespace {cluster.namespace}".strip()
         self._namespace, self._fleet, self._seconds = cluster.namespace, fleet, seconds
         self._way = kube_tunnel.way({"context": fleet.context, "kubeconfig": fleet.kubeconfig})
+        at = {"--kubeconfig": fleet.kubeconfig, "--context": fleet.context, "-n": cluster.namespace}
+        by_hand = shlex.join(["kubectl", *(word for k, v in at.items() if v for word in (k, v)), "get", "pods"])
+        self.cure = f"{by_hand} asks the same; is the cluster up, and the way to it (VPN, tunnel)?"
         self._path = f"/api/v1/namespaces/{cluster.namespace}/pods"
         self._claims = f"/api/v1/namespaces/{cluster.namespace}/persistentvolumeclaims"
 

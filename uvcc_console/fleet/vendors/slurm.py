@@ -51,6 +51,21 @@ _NEVER: Final = re.compile(
     r"Partition(TimeLimit|NodeLimit|Config)|BadConstraints|(Account|QOS)NotAllowed|Invalid(Account|QOS)"
     r"|(Assoc|QOS)Max\w+PerJob(Limit)?"
 )
+# what is wrong with this machine, not with the job, and what to do about it; it may pass, as a mount that is away
+_CURES: Final = (
+    (
+        re.compile(r"configuration source|fetch_config|DNS SRV|slurm\.conf", re.IGNORECASE),
+        "this machine knows no cluster: run uvcc on a login node, or set SLURM_CONF to the cluster's slurm.conf",
+    ),
+    (
+        re.compile(r"munge|protocol authentication", re.IGNORECASE),
+        "is munged up on this machine, with the cluster's key and a right clock? munge -n | unmunge tells",
+    ),
+)
+_MEANS: Final = {
+    "auth": "your user queues the jobs: does it have an account there? SBATCH_ACCOUNT names one",
+    "limit": "squeue --me and sacctmgr show qos tell what is used and allowed; SBATCH_QOS names another",
+}
 _COLUMNS: Final = "%i|%T|%r|%j"
 _ADDRESS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9._-]{0,63}) ([A-Za-z0-9][A-Za-z0-9.-]{0,253}) ([0-9]{1,5})\s*")
 # exit code, what it printed, what it complained of
@@ -122,10 +137,13 @@ class SlurmClient(PlainVendor):
     async def _run(self, *argv: str, stdin: bytes = b"") -> Answer:
         code, out, err = await self._command(argv, stdin)
         if code and (kind := _kind(err)) == "unreachable":
-            raise UnreachableError(f"{argv[0]}: {clean(err.strip())[:300]}", "is slurmctld up?")
+            hint = next((cure for words, cure in _CURES if words.search(err)), "is slurmctld up?")
+            raise UnreachableError(f"{argv[0]}: {clean(err.strip())[:300]}", hint)
         elif code and kind != "missing":
             log.warning("%s is refused: %s", argv[0], clean(err))
-            raise CloudRefused(kind, code, clean(err.strip())[:300])
+            refused = CloudRefused(kind, code, clean(err.strip())[:300])
+            refused.hint = _MEANS.get(kind, f"{argv[0]} by hand says the same; uvcc logs has it in full")
+            raise refused
         return code, out, err
 
     async def permitted(self) -> None:
@@ -283,6 +301,8 @@ def _kind(err: str) -> str:
     low = err.lower()
     if "invalid job id" in low or "already completing or completed" in low:
         return "missing"
+    if any(words.search(err) for words, _ in _CURES):
+        return "unreachable"
     if "unable to contact" in low or "timed out" in low or "connection refused" in low or "communication" in low:
         return "unreachable"
     if "access" in low or "permission" in low or "invalid account" in low or "user not found" in low:

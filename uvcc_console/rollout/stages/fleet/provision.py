@@ -35,6 +35,7 @@ BACKOFF_S = 0.5
 LONG_S = 60.0
 KEEPER_GRACE_S = 45.0
 TELL_S = 5.0
+NOTHING_S = 15.0  # so long a provider is asked for pods of a run that has asked for none
 MOST_TOLD = 30
 
 
@@ -274,7 +275,8 @@ async def teardown(ctx: Rollout) -> list[str]:
         await detach(member)
     unlisted: list[UvccError] = []
     begun = ctx.provider.begun(ctx.plan.prefix) if isinstance(ctx.provider, Remembers) else None
-    listed = await _listed(ctx, unlisted)
+    nothing = begun is not None and not begun and all(m.pod is None for m in ctx.members.values())
+    listed = await _listed(ctx, unlisted, nothing)
     found = {p.name: p for p in listed or ()}
     for m in ctx.members.values():
         if m.pod is not None:
@@ -283,14 +285,14 @@ async def teardown(ctx: Rollout) -> list[str]:
             found.setdefault(m.request.name, _unseen(ctx, m))
     ends = await asyncio.gather(*(_delete(ctx, p) for p in found.values()))
     left = {name: error for name, error in zip(found, ends, strict=True) if error is not None}
-    after = await _listed(ctx, unlisted)
+    after = None if nothing and listed is None else await _listed(ctx, unlisted)
     for pod in after or ():
         left.setdefault(pod.name, UnreachableError(pod.doubt or "it is still listed"))
     if after is None:  # a provider that does not answer proves nothing about pods that were never asked to be deleted
         for name in known if begun is None else begun:
             if name not in found:
                 left.setdefault(name, unlisted[-1])
-    _tell_left(ctx, left, unlisted)
+    _tell_left(ctx, left, [] if nothing and not left else unlisted)
     gone = [ctx.pod_event(m, "gone") for name, m in known.items() if name not in left]
     lost = [ctx.pod_event(m, "lost", _not_gone(name, left[name])) for name, m in known.items() if name in left]
     ctx.say(*gone, *lost)
@@ -323,14 +325,18 @@ def end_command(name: str, error: UvccError) -> str:
     return f"uvcc pods --end {name}{accept}"
 
 
-async def _listed(ctx: Rollout, unlisted: list[UvccError]) -> list[Pod] | None:
-    """The run's pods at the provider; None when it does not answer, which is not the same as none."""
-    for attempt in range(DELETE_TRIES):
+async def _listed(ctx: Rollout, unlisted: list[UvccError], nothing: bool = False) -> list[Pod] | None:
+    """The run's pods at the provider; None when it does not answer, which is not the same as none.
+
+    ``nothing``: none was ever asked for, by the provider's own notes, so that one look is enough, and a short one.
+    """
+    for attempt in range(1 if nothing else DELETE_TRIES):
         try:
-            return await ctx.provider.list(ctx.plan.prefix)
+            async with asyncio.timeout(NOTHING_S if nothing else None):
+                return await ctx.provider.list(ctx.plan.prefix)
         except Exception as e:  # noqa: BLE001  (whatever a list comes to, what is known is deleted all the same)
             unlisted.append(describe(e))
-        if attempt + 1 < DELETE_TRIES:
+        if attempt + 1 < DELETE_TRIES and not nothing:
             await asyncio.sleep(BACKOFF_S * 2**attempt)
     return None
 
