@@ -99,6 +99,17 @@ class PrimeFake:
 
     # time and money
 
+    @property
+    def bill(self) -> float:
+        """US dollars that everything has cost until now."""
+        self._bill()
+        return self.spent
+
+    def reprice(self, pod: FakePod, price_hr: float) -> None:
+        """From now on this pod costs so much an hour."""
+        self._bill()
+        pod.reprice(price_hr, self.now())
+
     def _bill(self) -> None:
         now = self.now()
         hours = (now - self._billed) / 3600.0

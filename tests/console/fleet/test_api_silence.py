@@ -34,6 +34,16 @@ class Api:
         raise httpx.ReadTimeout("no answer", request=request)
 
 
+class Asking(Calls):
+    """As far as a vendor's client asks."""
+
+    async def look(self) -> Any:
+        return await self._send(Call("GET", "/pods", []))
+
+    async def make(self) -> Any:
+        return await self._send(Call("POST", "/pods", [], {}, repeat=False))
+
+
 async def _silent_at(calls: Calls, clock: VirtualClock) -> float:
     """Seconds until it is told."""
     while not calls.silence()[0]:
@@ -44,8 +54,8 @@ async def _silent_at(calls: Calls, clock: VirtualClock) -> float:
 async def test_it_is_told_while_the_first_try_still_waits() -> None:
     async with VirtualClock() as clock:
         api = Api(clock)
-        calls = Calls("http://api.test:6443/v1", "key", transport=httpx.MockTransport(api), clock=clock)
-        asking = asyncio.create_task(calls._send(Call("GET", "/pods", [])))
+        calls = Asking("http://api.test:6443/v1", "key", transport=httpx.MockTransport(api), clock=clock)
+        asking = asyncio.create_task(calls.look())
         assert await _silent_at(calls, clock) <= 15.0
         assert calls.silence()[0].startswith("http://api.test:6443 has given no usable answer for 1")
         await clock.sleep(READ_S)
@@ -54,7 +64,7 @@ async def test_it_is_told_while_the_first_try_still_waits() -> None:
             await asking
         assert calls.silence()[0]  # it has not come back
         api.up = True
-        await calls._send(Call("GET", "/pods", []))
+        await calls.look()
         assert calls.silence() == ("", "")
         await calls.close()
 
@@ -62,11 +72,11 @@ async def test_it_is_told_while_the_first_try_still_waits() -> None:
 async def test_a_create_may_take_its_time_and_who_gives_up_waiting_leaves_no_silence() -> None:
     async with VirtualClock() as clock:
         api = Api(clock)
-        calls = Calls("http://api.test", "key", transport=httpx.MockTransport(api), clock=clock)
-        making = asyncio.create_task(calls._send(Call("POST", "/pods", [], {}, repeat=False)))
+        calls = Asking("http://api.test", "key", transport=httpx.MockTransport(api), clock=clock)
+        making = asyncio.create_task(calls.make())
         await clock.sleep(20.0)
         assert calls.silence() == ("", "")
-        asking = asyncio.create_task(calls._send(Call("GET", "/pods", [])))
+        asking = asyncio.create_task(calls.look())
         await clock.sleep(1.0)
         asking.cancel()
         await asyncio.wait({asking})

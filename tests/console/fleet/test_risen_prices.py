@@ -27,9 +27,8 @@ async def world(run_dir: Path) -> AsyncIterator[World]:
 
 def _raise(world: World, price: float) -> None:
     """Have the market charge so much for the pod of hyperstack from now on."""
-    world.fake._bill()
     (pod,) = [p for p in world.fake.living if p.record["providerType"] == "hyperstack"]
-    pod.reprice(price, world.clock.now())
+    world.fake.reprice(pod, price)
 
 
 async def test_a_price_that_rises_counts_from_when_the_market_tells_it(world: World) -> None:
@@ -49,11 +48,10 @@ async def test_a_price_that_rises_counts_from_when_the_market_tells_it(world: Wo
     await world.clock.sleep(HOUR / 2)
     later = world.provider.books()
     assert later.spent - risen.spent == pytest.approx(8.39 * (world.clock.now() - at) / HOUR, abs=0.005)
-    world.fake._bill()
-    assert later.spent == pytest.approx(world.fake.spent, abs=0.005)
+    assert later.spent == pytest.approx(world.fake.bill, abs=0.005)
     await world.down()
     assert world.provider.books().dearer == ()
-    assert 0.0 <= world.provider.books().spent - world.fake.spent < 0.02  # ours count until they are proven gone
+    assert 0.0 <= world.provider.books().spent - world.fake.bill < 0.02  # ours count until they are proven gone
 
 
 async def test_a_price_that_falls_is_left_to_the_bill(world: World) -> None:

@@ -228,8 +228,10 @@ _TOLD: Final = ("goes_on", "api", "dearer")  # it goes on by itself, it waits fo
 
 
 def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
-    """A grave alert has a line of its own, as on the screen, and one of ``_TOLD``; those from before ``began``, a time
-    stamp, are old."""
+    """A grave alert has a line of its own, as on the screen, and one of ``_TOLD``.
+
+    Those from before ``began``, a time stamp, are old.
+    """
     if isinstance(event, ev.Alert) and (event.level == "error" or event.name in _TOLD) and event.ts >= began:
         who = f"{event.subject}: " if event.subject else ""
         printer.note(f"alert {event.name}: {who}{event.text}" + (f" ({event.hint})" if event.hint else ""))
