@@ -274,6 +274,17 @@ def test_a_relay_that_is_away_is_named_in_place_of_who_waits_for_whom() -> None:
     assert "hang_in_collective" in run.names()  # it is another reason now
 
 
+def test_a_full_nats_server_is_not_said_to_be_away() -> None:
+    run = Healthy()
+    outage(run, "relay_down", "p0r0", url="nats://10.0.0.1:4222", why="its stream s is full: raise its max_bytes")
+    for _ in range(4):
+        run.tick(10.0, step=run.step)
+        run.step -= 1
+    told = found(run.s, run.now, "relay_away")
+    assert told.text.startswith("the NATS server nats://10.0.0.1:4222 passes no message of p0r0 for 40 s: its stream s")
+    assert told.hint.startswith("the run waits, and goes on once that is mended or the server is up again; else F9")
+
+
 def test_a_worker_that_cannot_reach_a_party_says_where_and_why_before_its_first_step() -> None:
     run = Healthy(0)
     coord, why = COORDS[2], "cannot reach 10.0.0.2:24765: no \x1b[31manswer"

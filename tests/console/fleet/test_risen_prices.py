@@ -38,20 +38,38 @@ async def test_a_price_that_rises_counts_from_when_the_market_tells_it(world: Wo
     assert before.hourly == pytest.approx(1.90 + 2.10 + 2.49)
     await world.clock.sleep(HOUR)
     _raise(world, 3.80)
-    await sweep(world.provider, "uvcc-demo-20261121-0115-ab12-", now=world.clock.now())
+    own = "uvcc-demo-20261121-0115-ab12-"
+    await sweep(world.provider, own, now=world.clock.now())
+    assert world.provider.books().hourly == pytest.approx(6.49)  # it is asked again before it is believed
+    await world.clock.sleep(60.0)
+    await sweep(world.provider, own, now=world.clock.now())
     risen = world.provider.books()
-    assert risen.hourly == pytest.approx(3.80 + 2.10 + 2.49)
-    assert risen.spent - before.spent == pytest.approx(6.49 * (world.clock.now() - begun) / HOUR, abs=0.005)
     ((pod, first, now),) = risen.dearer
-    assert (pod, first, now) == ("uvcc-demo-20261121-0115-ab12-p0r0", pytest.approx(1.90), 3.80)
+    assert risen.hourly == pytest.approx(3.80 + 2.10 + 2.49)
+    assert (pod, first, now) == (f"{own}p0r0", pytest.approx(1.90), 3.80)
+    assert risen.spent - before.spent == pytest.approx(6.49 * (world.clock.now() - begun) / HOUR, abs=0.005)
     at = world.clock.now()
     await world.clock.sleep(HOUR / 2)
     later = world.provider.books()
     assert later.spent - risen.spent == pytest.approx(8.39 * (world.clock.now() - at) / HOUR, abs=0.005)
-    assert later.spent == pytest.approx(world.fake.bill, abs=0.005)
+    minute = 1.90 / 60
+    assert later.spent == pytest.approx(world.fake.bill - minute, abs=0.005)
     await world.down()
     assert world.provider.books().dearer == ()
-    assert 0.0 <= world.provider.books().spent - world.fake.bill < 0.02  # ours count until they are proven gone
+    assert -minute <= world.provider.books().spent - world.fake.bill + 0.005 < 0.02  # or the bill, which is larger
+
+
+async def test_a_price_that_is_told_once_and_taken_back_ends_no_run(world: World) -> None:
+    await world.up()
+    _raise(world, 190.0)  # somebody has told cents
+    await world.provider.list("uvcc-")
+    await world.clock.sleep(60.0)
+    _raise(world, 1.90)
+    await world.provider.list("uvcc-")
+    await world.clock.sleep(60.0)
+    _raise(world, 1e308)
+    await world.provider.list("uvcc-")
+    assert world.provider.books().hourly == pytest.approx(6.49)
 
 
 async def test_a_price_that_falls_is_left_to_the_bill(world: World) -> None:

@@ -93,8 +93,13 @@ def relay_away(s: Snapshot, now: float) -> Iterator[Finding]:
         return
     found = min(s.outages.values(), key=lambda o: o.ts)
     what = "NATS server" if urlsplit(found.url).scheme in ("nats", "tls") else "relay"
-    text = f"the {what} {found.url} is out of reach of {', '.join(sorted(s.outages))} for {seconds:.0f} s: {found.why}"
-    own = "its pod starts it again by itself; else " if what == "relay" else "start it again; else "
+    whose = ", ".join(sorted(s.outages))
+    if what == "relay":
+        text = f"the relay {found.url} is out of reach of {whose} for {seconds:.0f} s: {found.why}"
+        own = "its pod starts it again by itself; else "
+    else:  # one that is full is there, and to start it again makes no room
+        text = f"the NATS server {found.url} passes no message of {whose} for {seconds:.0f} s: {found.why}"
+        own = "the run waits, and goes on once that is mended or the server is up again; else "
     yield Finding("relay_away", text, f"{own}F9, then uvcc resume {s.run}", level="error")
 
 

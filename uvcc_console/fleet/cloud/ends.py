@@ -30,6 +30,7 @@ LAG_S = 600.0  # so late list, look-up and history may show what there is
 GONE_S = LAG_S + 120.0
 UNKNOWN_S = 60.0  # so long nobody knows a pod that was shown before, and whose end was asked for
 AGAIN_S = 10.0
+BELIEVED_S = 45.0  # two looks of the sweep
 SAME_PRICE = 0.0005  # US dollars an hour: a price that differs by less is the same one, rounded by somebody
 _Trouble = (UnreachableError, CloudRefused)
 
@@ -58,6 +59,7 @@ class Ends:
     party: int | None = None
     asking: set[str] = field(default_factory=set)
     ending: set[str] = field(default_factory=set)  # ids that somebody here is ending
+    dearer: dict[str, tuple[float, float]] = field(default_factory=dict)  # ids, since when they cost more, how much
 
     @property
     def clock(self) -> Clock:
@@ -112,12 +114,22 @@ class Ends:
         return found
 
     def _see(self, t: Try | None, pod: CloudPod) -> None:
-        """Write down, once, that the market shows it, and which id it has; and a price that is higher than before."""
+        """Write down, once, that the market shows it, and which id it has; and a price that is higher than before.
+
+        Of a pod that runs it is believed once it stands there for ``BELIEVED_S``: a run over its cap is torn down.
+        """
         if t is None or t.outcome or (t.id and t.id != pod.id):
             return
-        dearer = {"price_hr": pod.price_hr} if (pod.price_hr or 0.0) > t.price_hr + SAME_PRICE else {}
-        if dearer or not (t.seen and t.id):
-            self._told(t, id=pod.id, user=pod.user_id, seen=True, **dearer)
+        told, now = pod.price_hr or 0.0, self.clock.now()
+        if told <= t.price_hr + SAME_PRICE:
+            self.dearer.pop(pod.id, None)
+            price = {}
+        else:
+            since, least = self.dearer.setdefault(pod.id, (now, told))
+            self.dearer[pod.id] = since, min(least, told)
+            price = {"price_hr": min(least, told)} if not t.id or now - since >= BELIEVED_S else {}
+        if price or not (t.seen and t.id):
+            self._told(t, id=pod.id, user=pod.user_id, seen=True, **price)
 
     async def waited(self, prefix: str) -> None:
         """Wait for creates without an answer while they are young: until each is shown, or ``SETTLE_S`` old."""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvcc_console.fleet.provider import POD_PREFIX, Books
 from uvcc_engine.contract.parsing.untrusted import json_of
@@ -194,9 +194,10 @@ def _number(value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         return 0.0
-    return number if math.isfinite(number) and number > 0 else 0.0
+    return min(number, MOST) if math.isfinite(number) and number > 0 else 0.0
 
 
+MOST: Final = 1e9  # US dollars, or those an hour: whatever is said to be more, sums of it stay numbers
 BILL_SHARE, BILL_SLACK = 1.10, 0.02
 
 
