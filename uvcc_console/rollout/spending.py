@@ -25,6 +25,7 @@ class Spending:
     created: float
     ledger: Ledger = field(init=False)
     _told: set[str] = field(default_factory=set)
+    _shown: ev.CostTick | None = None
     _risen: set[tuple[str, float]] = field(default_factory=set)
     _pods: dict[str, ev.PodChanged] = field(default_factory=dict)  # what was last said of each
 
@@ -45,6 +46,8 @@ class Spending:
             self.ledger.apply(event)
 
     def _know(self, event: ev.Event) -> None:
+        if isinstance(event, ev.CostTick):
+            self._shown = event
         if isinstance(event, ev.PodChanged):
             self._pods[event.pod] = event
 
@@ -56,7 +59,8 @@ class Spending:
     def look(self) -> list[ev.Event]:
         """The spending of now, while there is a pod, and every bill that is larger than our own count, once.
 
-        Of pods that cost nothing, too: a console takes the journal's silence for a conductor that does not go on.
+        Of pods that cost nothing, too: a console takes the journal's silence for a conductor that does not go on. And
+        once more when the last pod is gone: what its end took is paid for, and nothing is any more.
         """
         said: list[ev.Event] = []
         if isinstance(self.provider, Rents):
@@ -68,8 +72,11 @@ class Spending:
                 text = f"the provider billed {theirs:.2f} $ for pod {name}; by its price and our clock it is {ours:.2f}"
                 hint = "the larger counts for limits.total; ask the provider for the bill"
                 said.append(ev.Alert(level="error", name="billed", text=text, hint=hint, subject=name))
-        if self.ledger.counting or self.ledger.hourly > 0 or said:
-            said.append(self.ledger.tick(self.remaining))
+        now = self.ledger.tick(self.remaining)
+        changed = self._shown is not None and (self._shown.hourly, self._shown.spent) != (now.hourly, now.spent)
+        if self.ledger.counting or now.hourly > 0 or said or changed:
+            said.append(now)
+            self._shown = now
         return said
 
     def _dearer(self) -> list[ev.Event]:

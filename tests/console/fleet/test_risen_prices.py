@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,27 @@ class _Rents:
 
     async def prove(self, *, ended: bool, keep: object = ()) -> list[str]:
         return []
+
+
+def test_the_last_word_on_money_counts_the_end_and_says_that_nothing_is_paid_any_more(tmp_path: Path) -> None:
+    provider = _Rents()
+    spending = Spending(LimitsPart(hourly=9.0, total=99.0), provider, RunClock(tmp_path), 0.0)  # type: ignore[arg-type]
+    at = RunClock(tmp_path).now()
+    pod = PodChanged(ts=at, pod="p0r0", party=0, replica=0, provider="x", state="agent", price_hr=2.0)
+    spending.heard(pod)
+    provider.told = Books(5.0, 2.0)
+    (tick,) = spending.look()
+    assert isinstance(tick, CostTick)
+    assert (tick.hourly, tick.spent) == (2.0, 5.0)
+    again = Spending(LimitsPart(hourly=9.0, total=99.0), provider, RunClock(tmp_path), 0.0)  # type: ignore[arg-type]
+    again.replay([pod, replace(tick, ts=tick.at)])  # another conductor, for the end
+    for one in (spending, again):
+        provider.told = Books(5.07, 0.0)
+        one.heard(replace(pod, state="gone"))
+        (last,) = one.look()
+        assert isinstance(last, CostTick)
+        assert (last.hourly, last.spent, last.forecast) == (0.0, 5.07, 5.07)
+        assert one.look() == []
 
 
 def test_the_operator_is_told_once_and_every_pod_shows_what_it_costs_now(tmp_path: Path) -> None:

@@ -67,6 +67,15 @@ class Market:
         return [Pod(f"{prefix}{n}", 0, 0, "fake", n) for n in self.names]
 
 
+class Recorded(Market):
+    """It writes down which of them may still be there."""
+
+    open: set[str]
+
+    def begun(self, prefix: str) -> set[str]:
+        return {f"{prefix}{name}" for name in self.open}
+
+
 def identities(count: int) -> list[Identity]:
     return [Identity(bytes([n]) * 32, bytes([n + 1]) * 32) for n in range(count)]
 
@@ -151,6 +160,13 @@ async def test_a_pod_that_no_path_reaches_is_asked_for_before_its_phase_runs_out
     assert await private_migration.taken_away(ctx, 2041.0) == []  # it was our own way that was down, and is up again
     link(ctx, "p1r0").silent = True
     assert await private_migration.taken_away(ctx, 2041.0) == ["p1r0"]
+    told = Recorded(*gone.names)
+    told.open = set(ctx.members)
+    ctx.provider = told  # type: ignore[assignment]
+    assert await private_migration.taken_away(ctx, 2025.0) == []  # the list may be late
+    told.open.discard("p1r0")
+    assert await private_migration.taken_away(ctx, 2019.0) == []
+    assert await private_migration.taken_away(ctx, 2025.0) == ["p1r0"]  # its own record tells of the end
     ctx.provider = Market(silences=1)  # type: ignore[assignment]
     assert await private_migration.taken_away(ctx, 2041.0) == []  # a provider that does not answer proves nothing
     ctx.provider = Market(*ctx.members)  # type: ignore[assignment]

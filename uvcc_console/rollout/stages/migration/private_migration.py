@@ -23,6 +23,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.download_folder import DownloadFolder
+from uvcc_console.fleet.provider import Remembers
 from uvcc_console.plan.plan import Phase
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout
@@ -44,7 +45,8 @@ KIND = "handover"
 ANSWER_S = 10.0  # a pod that says nothing for so long may be lost
 VERDICT_S = 20.0  # so long the provider has to say that it is
 LOOK_S = 3.0
-UNREACHED_S = 30.0  # a pod that no path reaches for so long is asked for at its provider
+ASKED_S = 10.0  # a pod that no path reaches for so long is asked for at its provider
+UNREACHED_S = 30.0  # and is taken for lost where the provider does not show it, which a list that is late does as well
 # one line per committed checkpoint: where it lies, then the record
 _RECORDS = (
     "cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0\n"
@@ -136,26 +138,32 @@ async def lost_pods(ctx: Rollout) -> list[str]:
 
 
 async def taken_away(ctx: Rollout, now: float) -> list[str]:
-    """Pods that no path has reached for ``UNREACHED_S``, nor does now, and that their provider does not have any more.
+    """Pods that no path has reached for ``UNREACHED_S``, nor does now, and that their provider does not have any more;
+    where it tells of their end itself, after ``ASKED_S``.
 
     One look, so that whoever waits for the end of a phase without peers that would notice can ask on the way: its limit
     for silence may be a quarter of an hour.
     """
 
-    def unreached(member: Member) -> bool:
+    def unreached(member: Member, least: float) -> bool:
         view = ctx.bus.snapshot.pods.get(member.name)
         paths = view.paths.values() if view is not None and not member.in_hand else ()
-        return bool(paths) and all(not up and now - since > UNREACHED_S for up, since in paths)
+        return bool(paths) and all(not up and now - since > least for up, since in paths)
 
-    quiet = [m for m in ctx.due() if unreached(m) and not await _answers(m)]
+    quiet = [m for m in ctx.due() if unreached(m, ASKED_S) and not await _answers(m)]
     if not quiet:
         return []
     try:
         async with asyncio.timeout(ANSWER_S):
-            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix) if not p.ending}
+            listed = await ctx.provider.list(ctx.plan.prefix)
     except (UnreachableError, TimeoutError):
         return []
-    return [m.name for m in quiet if m.request.name not in there]
+    there, ending = {p.name for p in listed if not p.ending}, {p.name for p in listed if p.ending}
+    if isinstance(ctx.provider, Remembers):  # what ended by the provider's own record is written down as that
+        begun = ctx.provider.begun(ctx.plan.prefix)
+        ending |= {m.request.name for m in quiet if m.request.name not in begun}
+    missing = [m for m in quiet if m.request.name not in there]
+    return [m.name for m in missing if m.request.name in ending or unreached(m, UNREACHED_S)]
 
 
 async def _answers(member: Member) -> bool:

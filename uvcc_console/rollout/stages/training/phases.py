@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -57,7 +57,7 @@ DRILL_S = 60.0
 START_S = 120.0
 LONG_SMOKE = 20
 LAST_WORDS_S = 0.7
-ASK_S = 10.0  # between looks for pods that their provider took away
+ASK_S = 5.0  # between looks for pods that their provider took away
 
 
 async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
@@ -326,7 +326,7 @@ async def _check(ctx: Rollout, phase: Phase) -> None:
 
 async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     """Stop what still runs, so that a dead party never leaves the others hanging, and say what happened."""
-    await stop_workers(ctx, phase)
+    await stop_workers(ctx, phase, found.gone)
     kind = PassingError if found.passing else UvccError
     if not found.coord:
         raise kind(found.what, found.hint)
@@ -373,7 +373,7 @@ async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
             if phase.kind == "lm" and time.monotonic() >= ask_at:  # a private worker's peers notice its end at once
                 ask_at = time.monotonic() + ASK_S
                 if gone := await private_migration.taken_away(ctx, time.time()):
-                    return Trouble(f"nothing reaches {', '.join(gone)}")
+                    return Trouble(f"nothing reaches {', '.join(gone)}", gone=tuple(gone))
             continue
         if found == "halted" and not _finished(ctx.bus.snapshot, phase):
             raise Halted(ctx.bus.snapshot.halt.step)
@@ -426,25 +426,25 @@ def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
     return Trouble(what, coord=first.coord, passing=all(may_pass(phase, w) for w in bad))
 
 
-async def stop_workers(ctx: Rollout, phase: Phase) -> None:
-    """End what still runs of a failed phase: SIGTERM, then SIGKILL, to the recorded process groups."""
+async def stop_workers(ctx: Rollout, phase: Phase, gone: Sequence[str] = ()) -> None:
+    """End what still runs of a failed phase, but on pods that are ``gone``: SIGTERM, then SIGKILL, to the groups."""
     ladder: tuple[tuple[SignalName, float], ...] = (("TERM", GRACE_S), ("KILL", KILL_S))
     for name, patience in ladder:
-        if _none_runs(ctx.bus.snapshot, phase):
+        if _none_runs(ctx.bus.snapshot, phase, gone):
             return
         await asyncio.gather(
             *(
                 m.channel.request(SignalCommand(run=phase.engine_run, signal=name), timeout=patience)
                 for m in ctx.of_phase(phase)
-                if m.agent is not None
+                if m.agent is not None and m.name not in gone
             ),
             return_exceptions=True,
         )
         try:
-            await ctx.bus.wait(lambda s: _none_runs(s, phase) or None, patience)
+            await ctx.bus.wait(lambda s: _none_runs(s, phase, gone) or None, patience)
         except TimeoutError:
             continue
 
 
-def _none_runs(s: Snapshot, phase: Phase) -> bool:
-    return all(w.state != "started" for w in workers_of(s, phase))
+def _none_runs(s: Snapshot, phase: Phase, gone: Sequence[str]) -> bool:
+    return all(w.state != "started" or w.pod in gone for w in workers_of(s, phase))

@@ -15,13 +15,15 @@ UNEXPECTED = 70  # the exit code of an engine's process behind an error that nob
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a phase cannot go on; ``coord`` names the worker whose last words explain it, ``early`` those that stopped in
-    good order though nobody here asked for it. ``passing``: nothing speaks against going on as before.
+    good order though nobody here asked for it; ``gone``: pods that nothing can be asked of any more. ``passing``:
+    nothing speaks against going on as before.
     """
 
     what: str
     hint: str = "uvcc resume goes on from the last common checkpoint"
     coord: str = ""
     early: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
     passing: bool = True
 
 
