@@ -59,6 +59,7 @@ class Ends:
     party: int | None = None
     asking: set[str] = field(default_factory=set)
     ending: set[str] = field(default_factory=set)  # ids that somebody here is ending
+    over: set[str] = field(default_factory=set)  # ids proven gone here, also those that a full disk did not take
     dearer: dict[str, tuple[float, float]] = field(default_factory=dict)  # ids, since when they cost more, how much
 
     @property
@@ -333,7 +334,8 @@ class Ends:
         by_itself = {}
         if t.held and not t.ending and item is not None:
             by_itself = {"taken": True, "how": clean(item.how)[:200]}
-        self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed, **by_itself)
+        self.over.add(pod_id)
+        self._told(t, id=pod_id, gone=True, **billed, **by_itself)
 
     def _told(self, t: Try, **how: object) -> None:
         """Write down what is heard of a try; a full disk keeps no pod from being ended."""
@@ -367,7 +369,7 @@ class Ends:
             elif t.id and over(t):
                 doomed[t.id] = t
             elif not t.id and now - t.asked >= LAG_S:
-                Intents.of(self.run_dir).note(now, name=t.name, absent=True)
+                self._told(t, absent=True)
         for t in tries.values():
             if t.outcome == "gone" and t.billed is None and (item := _past(t, past)) is not None:
                 self._gone(t, t.id, item)
@@ -376,7 +378,7 @@ class Ends:
         for end in ends:
             if isinstance(end, BaseException) and not isinstance(end, UvccError):
                 raise end
-        return [t for t in self.tries().values() if t.open and t.name not in self.asking]
+        return [t for t in self.tries().values() if t.open and t.name not in self.asking and t.id not in self.over]
 
 
 def _run(name: str) -> str:

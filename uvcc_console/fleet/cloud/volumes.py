@@ -319,7 +319,10 @@ class Volumes:
                     raise UnreachableError(f"volume {t.name} was never answered", "uvcc pods --sweep looks again")
                 if absent >= 2 and not late:
                     gone = {"gone": True, **await self._bill(wanted)} if wanted else {"absent": True}
-                    self._note(t.name, **gone)
+                    try:
+                        self._note(t.name, **gone)
+                    except UvccError as e:  # a full disk makes no volume that is gone one that costs
+                        log.warning("that volume %s is gone is not written down: %s", t.name, e)
                     return
             except CloudRefused as e:  # a pod that ends may still have it
                 said = e.what
