@@ -161,13 +161,15 @@ class Books:
     """What a run's pods cost. ``over``: pods for which the provider billed more than our clock says, beyond tolerance.
 
     ``spent`` takes the larger of the two for each; ``hourly`` counts everything that is not proven gone. ``dearer``:
-    pods in use whose price has risen: what they cost an hour when they were taken, and what they cost now.
+    pods in use whose price has risen: what they cost an hour when they were taken, and what they cost now. ``pods``:
+    which pods (``p0r1``) these books tell all of; None where they do not say, and the larger of both accounts counts.
     """
 
     spent: float = 0.0
     hourly: float = 0.0
     over: tuple[tuple[str, float, float], ...] = ()
     dearer: tuple[tuple[str, float, float], ...] = ()
+    pods: frozenset[str] | None = None
 
 
 @runtime_checkable

@@ -41,8 +41,9 @@ class Ledger:
     """Accrues US dollars from PodChanged events, so that it can be rebuilt from the journal at any time.
 
     ``hourly_cap`` and ``total_cap``: 0 means that nothing may be spent. ``wallet`` is the provider's balance if known.
-    ``clock`` should be the run's, which no setting of the machine's clock moves. ``books``: what the provider's own
-    account of the run says; the larger of both counts.
+    ``clock`` should be the run's, which no setting of the machine's clock moves. ``books``: what is known of each try
+    at a rented pod, and of its bill. They alone count for the pods that they tell of: a pod that was asked for and never
+    came has cost nothing, and one that its provider has ended costs no more, whenever the run hears of it.
     """
 
     hourly_cap: float = 0.0
@@ -81,8 +82,15 @@ class Ledger:
     @property
     def hourly(self) -> float:
         """US dollars an hour of all pods that are not proven gone."""
-        ours = sum(m.price_hr for meters in self._meters.values() for m in meters if m.until is None)
-        return max(ours, self.books.hourly)
+        return self._with_ours(self.books.hourly, lambda m: m.price_hr if m.until is None else 0.0)
+
+    def _with_ours(self, theirs: float, ours: Callable[[_Meter], float]) -> float:
+        """What the books say, and of pods that they do not tell of what our own meters do."""
+        known = self.books.pods
+        if known is None:
+            return max(theirs, sum(ours(m) for meters in self._meters.values() for m in meters))
+        others = (m for pod, meters in self._meters.items() if pod not in known for m in meters)
+        return theirs + sum(ours(m) for m in others if not m.asked)
 
     @property
     def counting(self) -> bool:
@@ -90,9 +98,9 @@ class Ledger:
         return any(meters[-1].until is None for meters in self._meters.values())
 
     def spent(self, now: float | None = None) -> float:
-        """US dollars so far: by our own clock, or by the provider's books where these say more."""
+        """US dollars so far: by our own clock, or by the provider's bill where that says more."""
         at = self.clock() if now is None else now
-        return max(self.books.spent, sum(m.cost(at) for meters in self._meters.values() for m in meters))
+        return self._with_ours(self.books.spent, lambda m: m.cost(at))
 
     def tick(self, remaining_s: float | None = None) -> ev.CostTick:
         """The event for now; ``remaining_s``: how long the run may go on. Its forecast is what it costs then at most:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from uvcc_console.core.events import PodChanged
+from uvcc_console.fleet.provider import Books
 from uvcc_console.fleet.spend_ledger import Ledger
 
 
@@ -55,6 +56,21 @@ def test_a_price_that_rises_says_nothing_of_the_hours_before() -> None:
     ledger.apply(changed("p0r0", "gone", now))
     now = 9 * 3600.0
     assert ledger.spent() == pytest.approx(1.0 + 3.0)
+
+
+def test_of_a_rented_pod_only_what_is_known_of_its_tries_counts() -> None:
+    now = 7200.0
+    ledger = Ledger(10.0, 100.0, clock=lambda: now)
+    ledger.apply(changed("p0r0", "creating", 0.0, 2.0))
+    ledger.apply(changed("p1r0", "creating", 0.0, 2.0))
+    ledger.apply(changed("p2r0", "creating", 0.0, 2.0))
+    ledger.apply(changed("p2r0", "agent", 3600.0, 2.0))  # it was taken over: another run's books tell of it
+    ledger.books = Books(pods=frozenset())
+    assert (ledger.hourly, ledger.spent()) == (2.0, pytest.approx(4.0))  # of the others nobody has asked for any yet
+    ledger.books = Books(0.5, 0.0, pods=frozenset({"p0r0"}))  # its provider has ended it
+    assert (ledger.hourly, ledger.spent()) == (2.0, pytest.approx(4.5))
+    ledger.books = Books(0.5, 0.0)
+    assert (ledger.hourly, ledger.spent()) == (6.0, pytest.approx(12.0))  # whose they are is not told
 
 
 def test_caps_forecast_and_runway() -> None:

@@ -13,9 +13,11 @@ from uvcc_console.core.events import Alert, CostTick, Event, PodChanged
 from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, attempt_name, run_books
 from uvcc_console.fleet.provider import Books
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.runs.sweep import sweep
+from uvcc_engine.contract.errors import UvccError
 
 HOUR = 3600.0
 
@@ -58,6 +60,23 @@ async def test_a_price_that_rises_counts_from_when_the_market_tells_it(world: Wo
     await world.down()
     assert world.provider.books().dearer == ()
     assert -minute <= world.provider.books().spent - world.fake.bill + 0.005 < 0.02  # or the bill, which is larger
+
+
+async def test_a_fleet_that_the_market_refuses_costs_nothing_however_long_that_takes(world: World) -> None:
+    ledger = Ledger(9.0, 99.0, clock=world.clock.now)
+    for request in world.requests():
+        name = request.name.rpartition("-")[2]
+        ledger.apply(PodChanged(pod=name, party=0, replica=0, provider="x", state="creating", price_hr=2.0), at=1.0)
+    world.fake.fail("POST", "/pods", "answer", status=400, body={"detail": "no capacity"})
+    await world.provider.quote(world.requests())
+    ledger.books = world.provider.books()
+    assert (ledger.hourly, ledger.spent()) == (0.0, 0.0)
+    for request in world.requests():
+        with pytest.raises(UvccError, match="no offer worked"):
+            await world.provider.create(request)
+    await world.clock.sleep(HOUR)
+    ledger.books = world.provider.books()
+    assert (ledger.hourly, ledger.spent(), world.fake.bill) == (0.0, 0.0, 0.0)
 
 
 async def test_a_price_that_is_told_once_and_taken_back_ends_no_run(world: World) -> None:
@@ -113,14 +132,14 @@ def test_the_last_word_on_money_counts_the_end_and_says_that_nothing_is_paid_any
     at = RunClock(tmp_path).now()
     pod = PodChanged(ts=at, pod="p0r0", party=0, replica=0, provider="x", state="agent", price_hr=2.0)
     spending.heard(pod)
-    provider.told = Books(5.0, 2.0)
+    provider.told = Books(5.0, 2.0, pods=frozenset({"p0r0"}))
     (tick,) = spending.look()
     assert isinstance(tick, CostTick)
     assert (tick.hourly, tick.spent) == (2.0, 5.0)
     again = Spending(LimitsPart(hourly=9.0, total=99.0), provider, RunClock(tmp_path), 0.0)  # type: ignore[arg-type]
     again.replay([pod, replace(tick, ts=tick.at)])  # another conductor, for the end
     for one in (spending, again):
-        provider.told = Books(5.07, 0.0)
+        provider.told = Books(5.07, 0.0, pods=frozenset({"p0r0"}))
         one.heard(replace(pod, state="gone"))
         (last,) = one.look()
         assert isinstance(last, CostTick)
@@ -133,7 +152,7 @@ def test_the_operator_is_told_once_and_every_pod_shows_what_it_costs_now(tmp_pat
     spending = Spending(LimitsPart(hourly=9.0, total=99.0), provider, RunClock(tmp_path), 0.0)  # type: ignore[arg-type]
     said = PodChanged(ts=1.0, pod="p0r1", party=0, replica=1, provider="x", state="agent", price_hr=2.0, detail="up")
     spending.heard(said)
-    provider.told = Books(5.0, 3.0, (), (("uvcc-run-p0r1", 2.0, 3.0),))
+    provider.told = Books(5.0, 3.0, (), (("uvcc-run-p0r1", 2.0, 3.0),), frozenset({"p0r1"}))
     first = spending.look()
     (alert,) = [e for e in first if isinstance(e, Alert)]
     assert (alert.name, alert.subject) == ("dearer", "p0r1")

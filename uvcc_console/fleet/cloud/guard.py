@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uvcc_console.fleet.cloud.ends import Ends
 from uvcc_console.fleet.cloud.intents import Try, run_books
@@ -25,7 +25,8 @@ class Guard:
 
     def books(self) -> Books:
         """What the run has cost until now: by our clock or by the provider's bill, whichever is more."""
-        return run_books(self.ends.run_dir, self.ends.clock.now())
+        found = run_books(self.ends.run_dir, self.ends.clock.now())
+        return replace(found, pods=found.pods or frozenset())  # what nobody has tried to rent yet costs nothing
 
     def over_cap(self, price: float) -> str:
         """Why one more pod at this price may not be rented; empty if it may."""

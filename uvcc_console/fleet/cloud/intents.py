@@ -222,4 +222,5 @@ def run_books(run_dir: Path, now: float) -> Books:
     pods = list(Intents.of(run_dir).tries().values())
     volumes = [t for t in Intents(run_dir / VOLUMES_FILE).tries().values() if not t.given]
     dearer = tuple((t.base, t.first_hr, t.price_hr) for t in pods if t.open and t.held and t.rises)
-    return replace(books_of([*pods, *volumes], now), dearer=dearer)
+    known = frozenset(t.base.rpartition("-")[2] for t in pods)
+    return replace(books_of([*pods, *volumes], now), dearer=dearer, pods=known if pods else None)
