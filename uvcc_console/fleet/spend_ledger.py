@@ -42,7 +42,7 @@ class Ledger:
 
     ``hourly_cap`` and ``total_cap``: 0 means that nothing may be spent. ``wallet`` is the provider's balance if known.
     ``clock`` should be the run's, which no setting of the machine's clock moves. ``books``: what is known of each try
-    at a rented pod, and of its bill. They alone count for the pods that they tell of: a pod that was asked for and never
+    at a rented pod, and of its bill. They alone count for the pods that they tell of: one that was asked for and never
     came has cost nothing, and one that its provider has ended costs no more, whenever the run hears of it.
     """
 

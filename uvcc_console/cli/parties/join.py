@@ -18,7 +18,11 @@ from uvcc_engine.contract.text import clean
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("join", "Show what a proposal would compute, reveal and cost; approve or refuse it.")
+    parser = common.Parser(
+        "join",
+        "Show what a proposal would compute, reveal and cost; approve or refuse it. It ends with 0 only where it is "
+        "approved: also with 1 where a refusal that was asked for is signed, and where nothing is.",
+    )
     parser.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc proposals")
     parser.add_argument("--refuse", default="", metavar="REASON", help="refuse it for good: a refusal stands")
     parser.add_argument("--fleet", type=Path, metavar="FILE", help="YAML of this domain's own pods: provider, account")
