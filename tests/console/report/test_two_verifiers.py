@@ -4,9 +4,12 @@ are not of one run, and over files that the collector signed again. Where they d
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +158,43 @@ def test_phases_of_different_proposals_or_attempts_are_no_run(
     lines = said(capsys)["err"].splitlines()
     assert len(lines) == 2
     assert all("are of different proposals or attempts" in line for line in lines)
+
+
+OBEYED = "x\n\x1b[2J\x1b[H\x9b2JVERIFIED\r\u202e\u2028\udcff"
+
+
+@pytest.mark.parametrize("where", ["a file", "a phase", "a table's column"])
+def test_a_name_that_a_terminal_obeys_is_spelled_out_by_both(
+    where: str, package: Package, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A collector may call files what it likes: no name clears the auditor's screen, or writes a line of its own."""
+    if where == "a file":
+        (package.artifacts / OBEYED).write_text("")
+    elif where == "a phase":
+        (package.artifacts / "smoke").rename(package.artifacts / OBEYED[:-1])
+    else:
+        (package.artifacts / "full" / "p0r0" / "val.csv").write_text(f"step,{OBEYED[1:-1]}\n2,1\n")
+        (package.artifacts / "MANIFEST.json").unlink()
+        (package.artifacts / "MANIFEST.json.sig").unlink()
+    assert set(verdicts(package, package.signers)) <= {1, 2}
+    told = said(capsys)
+    lines = f"{told['out']}{told['err']}".split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("VERIFIED") for line in lines)
+
+
+def test_a_name_that_the_terminals_letters_lack_is_spelled_out(package: Package) -> None:
+    (package.artifacts / "\u65e5\udcff\u00e9").write_text("")
+    verifier = Path(standalone_verify.__file__)
+    command = [sys.executable, "-I", "-X", "utf8=0", str(verifier), str(package.artifacts)]
+    done = subprocess.run(command, capture_output=True, check=False, env={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"})
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert b"added or removed since it was signed: " in done.stderr
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    standalone_verify.say("\u65e5\u00e9", out=shown)
+    shown.flush()
+    assert shown.buffer.getvalue() == b"\\u65e5\xe9\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.timeout(120)

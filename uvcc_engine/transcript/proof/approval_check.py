@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.contract.job.rollout_phases import FULL, PHASES
+from uvcc_engine.contract.job.rollout_phases import FULL, SMOKE
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import input_attribution
-from uvcc_engine.transcript.proof.bundle import read_bundle
+from uvcc_engine.transcript.proof import barrier_check, input_attribution
+from uvcc_engine.transcript.proof.bundle import Bundle, read_bundle
 from uvcc_engine.transcript.proof.package import ExpectedSigners, PackageTarget
 from uvcc_engine.transcript.signed import barriers, consents, roster
 from uvcc_engine.transcript.signed.approvals import APPROVE
@@ -50,24 +50,29 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
         if heard is None or heard[0].decision != APPROVE:
             said = "said nothing of" if heard is None else "refused"
             raise VerificationError("domains", f"P{party}'s domain ({key}) {said} the proposal {proposal.id}")
-    policy = read_bundle(target.phases[target.decides], trusted=lambda _: True).policy  # it was verified
-    if differs := proposal.differs(policy):
-        raise VerificationError("domains", f"what was run is not what the domains approved: {differs}")
+    ran = {name: read_bundle(file, trusted=lambda _: True) for name, file in target.phases.items()}  # all were verified
+    for name, bundle in ran.items():
+        if differs := proposal.differs(bundle.policy, smoke=name == SMOKE):
+            of = "" if name == target.decides else f" in phase {reading.shown(name, 80)}"
+            raise VerificationError("domains", f"what was run{of} is not what the domains approved: {differs}")
+    policy = ran[target.decides].policy
     said = f"approved     by the three domains that were named: proposal {proposal.id}"
     if not (target.root / roster.FILE).exists():
         if policy.proposal:  # by which the policy says that each domain drove its own pods
             raise VerificationError("domains", f"there is no {roster.FILE}: nobody shows that the domains drove it")
         return said
-    return f"{said}\n{_driven(target, proposal, policy)}{_owners(target, proposal, policy)}"
+    return f"{said}\n{_driven(target, proposal, ran)}{_owners(target, proposal, ran)}"
 
 
-def _owners(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
-    """Where data owners shared from their own machines: see that the inputs are theirs."""
+def _owners(target: PackageTarget, proposal: Proposal, ran: Mapping[str, Bundle]) -> str:
+    """Where data owners shared from their own machines: see that the inputs of each phase are theirs."""
     assert target.root is not None
     path = target.root / input_attribution.OWNERS_FILE
-    if not proposal.owners or (not path.exists() and not policy.proposal):
+    if not proposal.owners or (not path.exists() and not ran[target.decides].policy.proposal):
         return ""  # of public data, or shared by the operator of all three parties
-    found = input_attribution.check(_bodies(path), proposal, _rosters(target.root, proposal), policy)
+    rosters, bodies = _rosters(target.root, proposal), _bodies(path)
+    for bundle in ran.values():
+        found = input_attribution.check(bodies, proposal, rosters, bundle.policy)
     return f"\nowners       {len(found)} shared for this attempt, to these pods; the policy commits to what they signed"
 
 
@@ -115,32 +120,31 @@ def _rosters(root: Path, proposal: Proposal) -> dict[int, Roster]:
     return dict(sorted(found.items()))
 
 
-def _driven(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
+def _driven(target: PackageTarget, proposal: Proposal, ran: Mapping[str, Bundle]) -> str:
     """See that the pods are those of the rosters, and that all three domains signed their way to the policy's end."""
     assert target.root is not None
     rosters = _rosters(target.root, proposal)
     for p, r in rosters.items():
-        for replica in range(policy.topology.replicas):
-            if policy.public(p, replica) != r.pod(replica).identity:
-                raise VerificationError(
-                    "rosters", f"P{p}'s domain does not vouch for the pod p{p}r{replica} of the policy"
-                )
-    bodies = _bodies(target.root / barriers.FILE)
+        for policy in (bundle.policy for bundle in ran.values()):
+            if (policy.proposal, policy.attempt) != (proposal.id, r.attempt):
+                what = f"the rosters are of attempt {r.attempt}, the policy is of {_attempt(policy)}"
+                raise VerificationError("rosters", what, "files of two runs lie here")
+            for replica in range(policy.topology.replicas):
+                if policy.public(p, replica) != r.pod(replica).identity:
+                    raise VerificationError(
+                        "rosters", f"P{p}'s domain does not vouch for the pod p{p}r{replica} of the policy"
+                    )
     try:
-        found = barriers.gathered(proposal, rosters[0].attempt, bodies)
-        drilled = bool(found.of(barriers.DRILL))
-        barriers.in_order(found, barriers.stages_of((name for name in PHASES if found.of(name)), drill=drilled))
+        found = barriers.gathered(proposal, rosters[0].attempt, _bodies(target.root / barriers.FILE))
     except ProtocolError as e:
         raise VerificationError("barriers", e.what, e.hint) from e
-    for stage in (f"policy-{target.decides}", target.decides):
-        reached = found.of(stage)
-        if missing := [f"P{p}" for p in range(PARTIES) if p not in reached]:
-            raise VerificationError("barriers", f"{', '.join(missing)} did not sign that it reached {stage}")
-        odd = [f"P{p}" for p, b in reached.items() if stage.startswith("policy-") and b.digest != policy.hash.hex()]
-        if odd:
-            raise VerificationError("barriers", f"{', '.join(odd)} approved another policy than the one that was run")
+    barrier_check.check(found, rosters, ran, whole=target.whole)
     driven = f"driven       by these domains, each its own pods: 3 rosters, {len(found.reached)} barriers in order"
-    return driven + _consented(target, proposal, rosters[0].attempt, found)
+    return driven + barrier_check.told(found, target.decides) + _consented(target, proposal, rosters[0].attempt, found)
+
+
+def _attempt(policy: Policy) -> str:
+    return f"attempt {policy.attempt}" if policy.proposal else "one operator for all three domains"
 
 
 def _consented(target: PackageTarget, proposal: Proposal, attempt: int, found: Barriers) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats.reading import reason, shown
 from uvcc_engine.transcript.proof import derived_files, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
@@ -37,6 +38,7 @@ RUN_LOG: Final = "run_full.log"
 LAYOUT: Final = "dp_layout.json"
 _OF_A_RUN: Final = (manifest.NAME, manifest.SIGNATURE, RUN_EVENTS, RUN_LOG, LAYOUT)
 _MOST_PHASES: Final = 10_000
+_OF_ONE: Final = "ask whoever collected it for one run"
 PinsOf = Callable[[str], AllowedSigners | None]
 
 
@@ -240,20 +242,32 @@ def _wrong_over_unreadable(target: PackageTarget) -> Iterator[None]:
 def _of_one_run(policies: Mapping[str, Policy], pins: ExpectedSigners) -> str:
     """Hold the phases of a package against each other; returns what only the collector says of them, "" if nothing.
 
-    A policy names no run. Domains of their own sign proposal and attempt in every phase, so these must be the same.
-    Where one operator ran all three, pods that were replaced have other keys, and so has another run: whoever expects
-    both keys of a party at once cannot tell which it is. Raises VerificationError.
+    A policy names no run. What its phases do and reveal must be the same. Domains of their own sign proposal and
+    attempt in every phase, so these must be, too. Where one operator ran all three, pods that were replaced have other
+    keys, and so has another run: whoever expects both keys of a party at once cannot tell which it is. Raises
+    VerificationError.
     """
     first = next(iter(policies))
     for name, policy in policies.items():
         if (policy.proposal, policy.attempt) != (policies[first].proposal, policies[first].attempt):
             what = f"phases {shown(first, 80)} and {shown(name, 80)} are of different proposals or attempts"
-            raise VerificationError(
-                "phases", f"{what}: they are not of one run", "ask whoever collected it for one run"
-            )
+            raise VerificationError("phases", f"{what}: they are not of one run", _OF_ONE)
+        _same_terms(first, policies[first], name, policy)
     keys = {p: {n: policy.parties[p].public.ed25519 for n, policy in policies.items()} for p in range(PARTIES)}
     other = [f"P{p}" for p, of in keys.items() if any(_lets(pins.of(n), f"P{p}", of, n) for n in of)]
     return f"{', '.join(other)} signed the phases with different keys: {OF_ONE_RUN}" if other else ""
+
+
+def _same_terms(one: str, first: Policy, other: str, policy: Policy) -> None:
+    """Phases of one run do one job, but for how many steps and from where, and reveal one list of values."""
+    jobs = [{k: v for k, v in p.job.items() if k not in ("steps", "start")} for p in (first, policy)]
+    ours, theirs = ({k: canonical(v) for k, v in job.items()} for job in jobs)
+    odd = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+    which = f"phases {shown(one, 80)} and {shown(other, 80)}"
+    if odd:
+        raise VerificationError("phases", f"{which} are of different jobs: {shown(', '.join(odd), 200)}", _OF_ONE)
+    if first.reveal != policy.reveal:
+        raise VerificationError("phases", f"{which} reveal different values: they are not of one run", _OF_ONE)
 
 
 def _lets(signers: AllowedSigners | None, who: str, keys: Mapping[str, str], phase: str) -> bool:

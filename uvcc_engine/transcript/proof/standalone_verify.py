@@ -30,6 +30,7 @@ PRODUCTS = ("all three signed that products and truncations were proved (sound i
 COVERT = ("{} of {} domains' steps were drawn for an audit (1 in {} on average), all three signed that the proofs of "
           "these held (sound if one domain at most is corrupt); not proved: every other step")
 OF_ONE_RUN = "that they are phases of one run is the collector's word"
+APART = ("are of different proposals or attempts", "reveal different values", "are of different jobs")
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 RECORD, HEADER = struct.Struct("<BBBBIIQQ32s"), struct.Struct("<8sIQ32s32s")
 OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START, PROOF, COIN, _, AUDIT = range(1, 15)
@@ -284,9 +285,8 @@ class Worker:
     """One worker's part of a bundle: ``roots`` are the statements of its epochs, ``last`` that of its result."""
     def __init__(self, data: Json) -> None:
         self.coord, self.openings, self.data, self.name = coord_of(data["coord"]), data["openings"], data, data["coord"]
-        self.seen = list[list[int]]()  # of each epoch, see summarise
         self.roots = [self.read(one, STATED | EPOCH) for one in data["roots"]]
-        self.last = self.read(data["result"], STATED | OUTCOME)
+        self.last, self.seen = self.read(data["result"], STATED | OUTCOME), list[list[int]]()  # seen: see summarise
         self.core = canonical({name: self.last[name] for name in ("sid_job", "state_digests", "steps", "values")})
         hashed = sha(b"UVCC_RESULT_V1", self.core).hex()
         need(self.last["result_hash"] == hashed, Unreadable, f"the result hash of {self.name} is not of its fields")
@@ -310,10 +310,9 @@ class Bundle:
             same("the policy's hash", p.hash.hex(), expected.hash.hex() if main else p.hash.hex())
         texts = data["policy_signatures"]
         self.claims = [Claim(p.keys[i][0], FOR_POLICY, p.text, texts[str(i)], f"the policy by P{i}") for i in range(3)]
-        check_claims(self.claims)
-        self.workers = [Worker(one) for one in data["workers"]]; self.at = {w.coord: w for w in self.workers}
-        wanted = product(range(p.replicas), range(3), range(p.stages), range(p.tensor))
-        same("the workers", [w.name for w in self.workers], [name_of(c) for c in wanted])
+        check_claims(self.claims); self.workers = [Worker(one) for one in data["workers"]]
+        self.at, n = {w.coord: w for w in self.workers}, (range(p.replicas), range(3), range(p.stages), range(p.tensor))
+        same("the workers", [w.name for w in self.workers], [name_of(c) for c in product(*n)])
         self.length, least, waited = len(self.workers[0].roots), math.inf, 0
         for s in self.workers[0].roots:  # section 7: the training ends where its validation has not fallen for long
             if (loss := s["values"].get("val_loss")) is not None:
@@ -442,8 +441,7 @@ def check_form(bundle: Bundle, p: Policy) -> None:
         rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and task != "serve") else 1
         least = [len(layers), 0, 8 * (rows * width + (weights // p.replicas if train and left > 0 else 0))]
         for r in range(p.replicas):
-            workers = [w.seen[e] for w in bundle.workers if w.coord[:2] == (r, party)]
-            found = [sum(each) for each in zip(*workers, strict=True)]
+            found = list(map(sum, zip(*(w.seen[e] for w in bundle.workers if w.coord[:2] == (r, party)), strict=True)))
             good = all(map(int.__ge__, found, least)) or (left < 1 and not measured)
             need(good, Wrong, f"epoch {e}: P{party} of replica {r} has {found}, the program takes at least {least}")
             opened += found[1]
@@ -502,7 +500,8 @@ def check_table(path: Path, bundle: Bundle) -> None:
     signed = {p.first + 1 + s["epoch"]: s["values"] for s in first.roots}
     signed[p.steps] = {**signed.get(p.steps, {}), **{n: v for n, v in first.last["values"].items() if n == "loss"}}
     try:
-        rows = csv.DictReader(read(path).decode().splitlines()); once([(name, 0) for name in rows.fieldnames or []])
+        rows = csv.DictReader(read(path, 64 * MIB).decode().splitlines())
+        once([(name, 0) for name in rows.fieldnames or []])
         for row in rows:
             read_here = [(n, c) for n, c in row.items() if c and (n != "step" if of else n in ("loss", None))]
             step, cells = int(row["step"]), {of + n: float(c) for n, c in read_here}  # None: a cell too many
@@ -526,8 +525,7 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     form = {"collector": str, "files": [entry], "format": re.compile("uvcc-manifest-v1"), "run": str, "phases": dict}
     found = fit(parse_canonical(data, MANIFEST), form, MANIFEST); same("the collector", found["collector"], key)
     lines = read(signers, MIB).decode(errors="replace").split("\n") if signers is not None else []
-    known = any(named("collector", line) for line in lines)
-    check_pinned(signers if known else None, "collector", [claim])
+    check_pinned(signers if (known := any(named("collector", line) for line in lines)) else None, "collector", [claim])
     listed, there = {one["path"]: one for one in found["files"]}, set(files) - own
     need(not (odd := sorted(there ^ set(listed))), Wrong, f"added or removed since it was signed: {', '.join(odd[:9])}")
     same("the list of files", sorted(there), [one["path"] for one in found["files"]])
@@ -549,37 +547,40 @@ def find(path: Path) -> tuple[Path | None, dict[str, Path], str]:
     for root in (path / "artifacts", path):
         if phases := {f.parent.name: f for f in sorted(root.glob(f"*/{BUNDLE}"))}: return root, phases, "full"
     raise Unreadable(f"{path} holds no {BUNDLE}")
-def say(text: str, out: Any = None) -> None:
-    """Print it; no word is broken at a terminal's edge."""
-    width = os.get_terminal_size((out := out or sys.stdout).fileno()).columns if (out or sys.stdout).isatty() else 0
+def say(*lines: str, out: Any = None) -> None:
+    """Print lines, each of them one: what a terminal obeys is spelled out. No word is broken at a terminal's edge."""
+    out = out or sys.stdout; code = out.encoding or "utf-8"
+    width = os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
     fill = textwrap.TextWrapper(width or 1, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    print("\n".join(fill.fill(x) if width else x for x in text.split("\n")), file=out)
+    for text in ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines):
+        text = text.encode(code, "backslashreplace").decode(code)
+        print(fill.fill(text) if width else text, file=out)
 def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
     """Check all that lies there, print what was found, return the exit code. Raises Wrong, Unreadable."""
-    root, phases, promised = find(path)
+    (root, phases, promised), bundles = find(path), dict[str, Bundle]()
     if signers is not None: read(signers, MIB)  # one that cannot be read is no word about the run
     expected = Policy(parse_canonical(read(policy), policy)) if policy is not None else None
     lacks: dict[str, str] = {} if signers or policy else {"pinned": "say whose keys you expect: --allowed-signers"}
-    bundles = {}
     for name, file in phases.items():
         bundles[name] = bundle = Bundle(file, signers, expected, name == promised or len(phases) == 1); bundle.check()
-        leaves = check_transcripts(bundle, tree_of(file.parent))
-        check_derived(file.parent, bundle)
+        leaves = check_transcripts(bundle, tree_of(file.parent)); check_derived(file.parent, bundle)
         if leaves < 0: lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
-        say(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
-        say(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
+        say(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}",
+            f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         who = {"three": THREE, "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
         words = {"off": NOTHING, "products": PRODUCTS, "proofs": PROOFS, "covert": COVERT.format(*bundle.audits())}
-        say(f"  {who[bundle.policy.who]} could look at everything{shown}\n  {words[bundle.policy.verify]}")
-        if not bundle.policy.form: say("  no model and batch are named: the form was not checked")
-    agreed = {spelled([b.policy.data["inputs"].get(n) for n in ("proposal", "attempt")]) for b in bundles.values()}
-    need(len(agreed) == 1, Wrong, f"{', '.join(bundles)} are of different proposals or attempts: no phases of one run")
+        form = [] if bundle.policy.form else ["  no model and batch are named: the form was not checked"]
+        say(f"  {who[bundle.policy.who]} could look at everything{shown}", f"  {words[bundle.policy.verify]}", *form)
+    terms = [({n: d["inputs"].get(n) for n in ("proposal", "attempt")}, d["reveal"], d["job"] | dict(steps=0, start=0))
+             for d in (b.policy.data for b in bundles.values())]
+    for what, of in zip(APART, zip(*terms, strict=True), strict=True):
+        need(len(set(map(spelled, of))) == 1, Wrong, f"{', '.join(bundles)} {what}: no phases of one run")
     many = [f"P{i}" for i in range(3) if len({b.policy.keys[i][0] for b in bundles.values()}) > 1]
     if many: say(f"  {', '.join(many)} signed the phases with different keys: {OF_ONE_RUN}")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))): lacks["manifest"] = why
-    say("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
+    say(*[f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()] or ["VERIFIED"])
     return min((CODES[name] for name in lacks), default=0)
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -595,6 +596,5 @@ def main(argv: list[str] | None = None) -> int:
             raise
     except (Wrong, *BAD) as e:
         word, code = ("NOT VERIFIED", 1) if isinstance(e, Wrong) else ("UNREADABLE", 2)
-        say(f"{word}  {e!s:.1000}", sys.stderr)
-        return code
+        say(f"{word}  {e!s:.1000}", out=sys.stderr); return code
 if __name__ == "__main__": sys.exit(main())

@@ -31,6 +31,9 @@ ROSTER: Final = "roster"
 SHARES: Final = "shares"
 DRILL: Final = "drill"
 COLLECT: Final = "collect"
+POLICY: Final = "policy-"
+VERIFY: Final = "verify-"
+"""Before a phase's name: all three have its policy; this domain verified all of it."""
 VERSION: Final = 1
 REACHED: Final = "reached"
 FAILED: Final = "failed"
@@ -48,7 +51,7 @@ def stages_of(phases: Iterable[str], *, drill: bool = False) -> list[str]:
     """
     found = [MEET, ROSTER, SHARES]
     for name in phases:
-        found += [f"policy-{name}", *([DRILL] if drill else []), name, f"evidence-{name}", f"verify-{name}"]
+        found += [POLICY + name, *([DRILL] if drill else []), name, f"evidence-{name}", VERIFY + name]
         drill = False
     return [*found, COLLECT]
 
