@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tarfile
 import tempfile
@@ -17,6 +18,7 @@ from uvcc_engine.transcript.formats import reading
 
 MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that somebody handed over
 MOST_FILES: Final = 1 << 18
+_LIST: Final = 128 * MOST_FILES  # bytes, with the names
 _HEADS: Final = 64 * reading.KIB  # of what stands before a file in a tar archive, and what is read ahead
 _CHUNK: Final = reading.MIB
 _DAMAGED: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
@@ -54,7 +56,7 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 def _unzip(path: Path, home: Path) -> None:
     left = MOST
-    with zipfile.ZipFile(path) as archive:
+    with _BoundedReader(open(path, "rb", buffering=0)) as file, zipfile.ZipFile(file) as archive:
         for number, entry in enumerate(archive.infolist()):
             _check_count(path, number)
             if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
@@ -63,6 +65,16 @@ def _unzip(path: Path, home: Path) -> None:
                 raise UnreadableError(f"{reading.shown(path)} is packed in a way that no package is", "fetch it again")
             with archive.open(entry) as source:
                 left = _extract(path, home, entry.filename, source, left)
+
+
+class _BoundedReader(io.BufferedReader):
+    """What a zip is read from: ``zipfile`` takes the list of its files in one read, and half a kilobyte for each."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Raises BadZipFile where a list is longer than ``MOST_FILES`` files make it."""
+        if size is not None and size > _LIST:
+            raise zipfile.BadZipFile(f"a list of files of more than {_LIST} bytes, as no package has it")
+        return super().read(size)
 
 
 def _untar(path: Path, home: Path) -> None:
@@ -83,7 +95,7 @@ def _take_all(path: Path, home: Path, archive: tarfile.TarFile, metered: _Metere
         if archive.pax_headers:
             raise tarfile.ReadError("a head about all files, as no package has it")
         archive.members = []  # type: ignore[attr-defined]  # it would keep what it read of every file
-        source = archive.extractfile(entry) if entry.isreg() else None
+        source = archive.extractfile(entry) if entry.isreg() and not entry.issparse() else None
         if source is None:
             raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")
         metered.allow(entry.size)

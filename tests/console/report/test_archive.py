@@ -352,6 +352,40 @@ def test_what_stands_beside_a_file_is_not_read_into_memory_however_long_it_says_
         tracemalloc.stop()
 
 
+def test_a_list_of_files_is_not_read_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package of 80 MB that listed one file over and over, 740 MB were kept before the files were counted."""
+    monkeypatch.setattr(received, "_LIST", 1000)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as made:
+        for number in range(30):
+            made.writestr(f"run/{number}", b"x" * 5000)
+    wanted = pytest.raises(UnreadableError, match="a list of files of more than 1000 bytes")
+    with wanted, received.unpacked(tmp_path / "x.zip"):
+        pass
+    monkeypatch.setattr(received, "_LIST", 100_000)  # of all files together there is more
+    with received.unpacked(tmp_path / "x.zip") as folder:
+        assert len(list(folder.iterdir())) == 30
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_a_file_of_holes_is_none_of_a_package(kind: str, tmp_path: Path) -> None:
+    """A hundred bytes were written to the disk as four gigabytes."""
+    path, plain, size = tmp_path / "x.tar.zst", io.BytesIO(), 7 << 30
+    entry = tarfile.TarInfo("run/a")
+    if kind == "gnu":
+        entry.type = tarfile.GNUTYPE_SPARSE
+        head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+        head[386:410], head[483:495] = b"%011o\0" % 0 * 2, b"%011o\0" % size
+        head[148:156] = b"%06o\0 " % (sum(head[:148]) + sum(head[156:512]) + 8 * ord(" "))
+        plain.write(bytes(head) + bytes(1024))
+    else:
+        entry.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(size)}
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            archive.addfile(entry)
+    path.write_bytes(received.zstandard_module().ZstdCompressor().compress(plain.getvalue()))
+    with pytest.raises(UnreadableError, match="no plain file"), received.unpacked(path):
+        pass
+
+
 def test_a_head_about_all_files_is_refused_however_short_it_is(tmp_path: Path) -> None:
     """It would rename or resize each file behind it."""
     path, plain = tmp_path / "x.tar.zst", io.BytesIO()
