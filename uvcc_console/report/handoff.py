@@ -37,7 +37,7 @@ from uvcc_console.report.run_log import stamp
 from uvcc_console.report.throughput import HEAD, Throughput, throughput
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.contract.text import clean, counted, size_words
+from uvcc_engine.contract.text import clean, counted, in_markdown, size_words
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.package import RUN_LOG
@@ -112,11 +112,11 @@ class Handoff:
         ]
         lines += [f"- [ ] {name}: not there" for name in self.missing]
         lines += ["", "## Hardware and launch", ""]
-        lines += [f"- {name}: {value}" for name, value in self.facts]
+        lines += [f"- {in_markdown(name)}: {in_markdown(value)}" for name, value in self.facts]
         lines += ["", "## Result", ""]
-        lines += [f"- {name}: {value}" for name, value in self.result] or ["- none"]
+        lines += [f"- {name}: {in_markdown(value)}" for name, value in self.result] or ["- none"]
         lines += ["", "## Success criteria", "", "| criterion | status | fact |", "|---|---|---|"]
-        lines += [f"| {c.name} | {c.status} | {c.fact} |" for c in self.criteria]
+        lines += [f"| {in_markdown(c.name)} | {c.status} | {in_markdown(c.fact)} |" for c in self.criteria]
         lines += ["", "## Throughput, expected and measured", ""]
         lines += [HEAD, *(t.line() for t in self.throughput)] if self.throughput else ["- no training.csv"]
         lines += ["", "## Checkpoints", ""]
@@ -124,7 +124,7 @@ class Handoff:
             "- none"
         ]
         lines += ["", "## Deviations", ""]
-        lines += [f"- {stamp(d.ts)} {d.text}" for d in self.deviations] or ["- none"]
+        lines += [f"- {stamp(d.ts)} {in_markdown(d.text)}" for d in self.deviations] or ["- none"]
         return "\n".join(lines) + "\n"
 
 

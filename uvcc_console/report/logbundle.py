@@ -26,7 +26,7 @@ from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.contract.text import clean_block, size_words
+from uvcc_engine.contract.text import clean_block, in_markdown, size_words
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import derived_files, manifest
@@ -178,7 +178,7 @@ def _document(package: Package, logs: Sequence[LogFile]) -> Iterator[str]:
 def _quote(log: LogFile) -> Iterator[str]:
     base = log.path.name
     yield ""
-    yield f"## {log.name}"
+    yield f"## {in_markdown(log.name)}"
     yield ""
     why = _EXPLAINED.get(base) or (
         "What one worker said: start, policy, links, epochs, checkpoints, result, errors."
@@ -211,18 +211,18 @@ def _summary(package: Package) -> Iterator[str]:
     yield ""
     yield "# 1. What ran"
     yield ""
-    yield f"- Profile {s.profile_name}, job kind {s.job_kind}, {size}"
+    yield f"- Profile {in_markdown(s.profile_name)}, job kind {s.job_kind}, {size}"
     yield f"- Planned {stamp(s.created)}, last event {stamp(s.updated)}"
-    yield f"- Status: {s.status}" + (f" ({s.detail})" if s.detail else "")
+    yield f"- Status: {s.status}" + (f" ({in_markdown(s.detail)})" if s.detail else "")
     for v in s.stages:
         took = f", {v.ended - v.started:.1f} s" if v.ended > v.started > 0 else ""
-        yield f"- Stage {v.name}: {v.status}{took}" + (f": {v.detail}" if v.detail else "")
+        yield in_markdown(f"- Stage {v.name}: {v.status}{took}" + (f": {v.detail}" if v.detail else ""))
     yield ""
     yield "# 2. Who"
     yield ""
     if s.proves:
         yield "Three domains; each signs with a key of its own, born on its own pod."
-        yield from ("", *(f"- {sentence}" for sentence in s.operation))
+        yield from ("", *(f"- {in_markdown(sentence)}" for sentence in s.operation))
     else:
         yield "The pods that the job ran on."
     yield ""
@@ -230,7 +230,8 @@ def _summary(package: Package) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for pod in record.pods:
         _, host, port = address(pod)
-        yield f"| P{pod.party} | {pod.replica} | {pod.pod} | {pod.provider} | {host}:{port} | {pod.identity} |"
+        cells = (pod.pod, pod.provider, f"{host}:{port}", pod.identity)
+        yield f"| P{pod.party} | {pod.replica} | {' | '.join(map(in_markdown, cells))} |"
     yield ""
     yield "# 3. The verifier's verdict"
     yield ""
@@ -239,7 +240,7 @@ def _summary(package: Package) -> Iterator[str]:
         yield from ("", f"## {phase}", "", "````text", *_verdict(package, phase), "````")
     if altered := package.altered():
         yield from ("", "## Files that are not as their pods sent them", "")
-        yield from (f"- {name} {wrong}" for name, wrong in altered.items())
+        yield from (f"- {in_markdown(f'{name} {wrong}')}" for name, wrong in altered.items())
     if s.proves and record.bundles:
         yield from _by_hand(record)
     yield ""
@@ -292,7 +293,7 @@ def key_figures(record: RunRecord) -> Iterator[str]:
     yield "|---" * (2 + len(parts)) + "|"
     for name, value in (*metrics.table(record), *metrics.of_the_run(record)):
         by_phase = [table.get(name, "-") for table in tables]
-        yield f"| {' | '.join([name, value, *by_phase])} |"
+        yield f"| {' | '.join(map(in_markdown, [name, value, *by_phase]))} |"
 
 
 def _verdict(package: Package, phase: str) -> list[str]:
@@ -311,10 +312,10 @@ def _gates(record: RunRecord) -> Iterator[str]:
     if record.snapshot.gates:
         yield from ("", "## Gates", "", "| gate | wanted | measured | passed |", "|---|---|---|---|")
         for g in record.snapshot.gates:
-            yield f"| {g.name} | {g.wanted} | {g.measured} | {'yes' if g.ok else 'NO'} |"
+            yield f"| {' | '.join(map(in_markdown, (g.name, g.wanted, g.measured)))} | {'yes' if g.ok else 'NO'} |"
     if record.snapshot.alerts:
         yield from ("", "## Alerts", "")
-        yield from (f"- {stamp(a.ts)} {a.level} {a.source}: {a.text}" for a in record.snapshot.alerts)
+        yield from (f"- {stamp(a.ts)} {in_markdown(f'{a.level} {a.source}: {a.text}')}" for a in record.snapshot.alerts)
 
 
 def _quoted(log: LogFile) -> str:
@@ -334,4 +335,4 @@ def _files(logs: Sequence[LogFile]) -> Iterator[str]:
     yield "| file | bytes | SHA-256 | quoted below |"
     yield "|---|---|---|---|"
     for log in logs:
-        yield f"| {log.name} | {log.size} | `{log.sha256}` | {_quoted(log)} |"
+        yield f"| {in_markdown(log.name)} | {log.size} | `{log.sha256}` | {_quoted(log)} |"

@@ -13,6 +13,7 @@ from uvcc_console.plan.owndata import model_words
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.early_stop import Course
 from uvcc_engine.contract.job.private_job import SEALED
+from uvcc_engine.contract.text import in_markdown
 from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
 _TRAINING: Final = (
@@ -38,18 +39,24 @@ def model_card(policy: Policy, found: Shown, files: Sequence[str], course: Cours
     """Markdown. ``found`` is the full phase's result; ``files`` are those that lie beside the card; ``course`` is how a
     training with validation went."""
     job, model = policy.job, policy.job.get("model", "")
-    lines = ["# Model card", "", f"{model_words(model)}.", "", f"- result: {found.words(utc=True)}"]
-    lines += [f"- {name}: {value:.6g}" for name, value in sorted(found.values.items())]
+    lines = ["# Model card", "", f"{in_markdown(model_words(model))}.", "", f"- result: {found.words(utc=True)}"]
+    lines += [f"- {in_markdown(name)}: {value:.6g}" for name, value in sorted(found.values.items())]
     told = _FILES | (_OF_CENTROIDS if model_words(model) == "kmeans" else {})
     lines += ["", "## Files", "", *(f"- `{name}`: {told[name]}" for name in sorted(files) if name in told)]
-    lines += ["", "## Training", "", *_shapes(model), *(f"- {key}: {job[key]}" for key in _TRAINING if key in job)]
+    lines += [
+        "",
+        "## Training",
+        "",
+        *_shapes(model),
+        *(f"- {k}: {in_markdown(str(job[k]))}" for k in _TRAINING if k in job),
+    ]
     lines += [f"- {line}" for line in validation_lines(job, course)] if course is not None else []
     lines += [
         *("", "## Evidence", "", f"- policy: {policy.hash.hex()}", f"- code: {policy.code_hash}"),
         *(f"- {name}: {value}" for name, value in _roots(found).items()),
         "- check it: `uvcc verify RUN`",
     ]
-    lines += ["", "## Privacy", "", *(f"- {line}" for line in _privacy(policy))]
+    lines += ["", "## Privacy", "", *(f"- {in_markdown(line)}" for line in _privacy(policy))]
     return "\n".join(lines) + "\n"
 
 
@@ -69,7 +76,7 @@ def validation_lines(job: Mapping[str, Any], course: Course) -> list[str]:
 def _shapes(model: Any) -> list[str]:
     if not isinstance(model, Mapping):
         return []
-    return [f"- features: {model.get('features')}, outputs: {model.get('classes')}"]
+    return ["- " + in_markdown(f"features: {model.get('features')}, outputs: {model.get('classes')}")]
 
 
 def _roots(found: Shown) -> dict[str, str]:

@@ -56,6 +56,11 @@ def clean_block(text: str) -> str:
     return _ODD_IN_BLOCK.sub(lambda m: _shown(m.group()), _SEQUENCE.sub("", text))
 
 
+def in_markdown(text: str) -> str:
+    """A line of text for a file in Markdown, cleaned: no tag, link or picture begins in it, no cell of a table ends."""
+    return clean(text).replace("<", "\\<").replace("](", "]\\(").replace("|", "\\|")
+
+
 def counted(n: int, word: str, plural: str = "") -> str:
     """``1 pod``, ``3 pods``."""
     return f"{n} {word}" if n == 1 else f"{n} {plural or word + 's'}"

@@ -31,7 +31,9 @@ from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 POISON = (
     "\x1b[31mevil\x1b]0;title\x07\x1b]52;c;eA==\x1b\\\x9b2J\x9d0;t\x9c\x00\x08\x7f\x85\u202e\u202a\u2066\u2069\u200b\u200f"
     "\u2028\u2029\ufeff\r\n[red]bold[/red][@click=app.bell]x[/] {0} %s $\\frac{\tforged: ok"
+    "<img src=x> ![a](http://picture/) |cell|"
 )
+MARKDOWN = re.compile(r"(?<!\\)<img|\]\(http|(?<!\\)\|cell")
 BAD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 # what a console decides itself, and what names the parts of the made-up run
 KEPT = ("run", "job_kind", "phase", "engine_run", "state", "coord", "pod", "path", "mode", "stage", "nonce", "split")
@@ -244,6 +246,18 @@ def test_the_files_that_people_read_hold_none_of_it(run_dir: Path) -> None:
         assert words(path.read_text()) == [], path.name
     for figure in artifacts.rglob("figs/*.svg"):
         assert words(figure.read_text()) == []
+
+
+def test_no_word_is_a_tag_a_picture_or_a_cell_of_the_files_in_markdown(run_dir: Path) -> None:
+    """A pod would have a reader's viewer fetch a picture, or write a row of the table of criteria."""
+    for path in (*run_dir.rglob("*.log"), *run_dir.rglob("run.info")):  # POISON itself is refused as binary
+        path.write_text("fine\n")
+    assert main(["bundle", RUN]) == 0
+    main(["handoff", RUN])
+    for path in (run_dir / "artifacts").glob("*.md"):
+        text = re.sub(r"^````text$.*?^````$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)  # quoted
+        assert "bold" in text
+        assert [line for line in text.splitlines() if MARKDOWN.search(line)] == []
 
 
 @pytest.mark.slow

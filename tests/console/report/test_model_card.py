@@ -40,3 +40,10 @@ def test_it_says_when_a_training_ended_and_which_weights_were_released() -> None
 def test_it_says_no_more_than_there_was(losses: list[float], job: dict[str, Any], ended: bool, best: bool) -> None:
     said = card(losses, **job)
     assert ("- ended:" in said, "- weights: those" in said) == (ended, best)
+
+
+def test_words_of_a_proposal_stay_words() -> None:
+    said = card([], objective="<b>x</b>\n# Privacy\n\x1b[2J", optimizer="![a](http://picture/)", schedule="a|b")
+    assert "- objective: \\<b>x\\</b> # Privacy \n" in said
+    assert "- optimizer: ![a]\\(http://picture/)\n" in said
+    assert "- schedule: a\\|b\n" in said
