@@ -7,6 +7,11 @@ from importlib.resources import files
 from uvcc_console.report import collector
 from uvcc_console.report.logbundle import hand_checks
 from uvcc_console.report.package import Package
+from uvcc_engine import __version__
+
+_ALTERED = "a domain may have altered its own share while the run went on"
+_UNPROVED = f"You do not know that each product was computed rightly: {_ALTERED}."
+_PROVED = f"You do not know that what is not called proved above was computed rightly: {_ALTERED}."
 
 
 def howto(package: Package) -> str:
@@ -20,6 +25,8 @@ def howto(package: Package) -> str:
         "PHASE": phase,
         "HAND": "\n".join(hand_checks(bundle)),
         "COLLECTOR": collector.public_line() or "(made when the package is signed)",
+        "VERSION": __version__,
+        "COMPUTED": _PROVED if bundle.policy.proves else _UNPROVED,
         "OPERATED": f"How it was operated, as all three signed it:\n\n{said}",
         **keys,
     }

@@ -117,8 +117,8 @@ def _verdicts(package: Package) -> Iterator[str]:
         names = ", ".join(f"<code>{_text(name)}</code>" for name in dated)
         yield f"<p>Others dated it: {names}. This page did not ask them; <code>HOWTO.md</code> says how to.</p>"
     yield (
-        "<p>Not verified by anything in this package: that products were computed rightly by a domain that lies, and "
-        "when it happened.</p>"
+        "<p>Not verified by anything in this package: that a domain that lies computed rightly what no sentence below "
+        "calls proved, and when it happened.</p>"
     )
 
 

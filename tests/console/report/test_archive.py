@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from package_mutations import Mutations
 from package_run import Package, copy_of, home, said
 
+import uvcc_engine
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal.journal import Journal
@@ -32,6 +33,7 @@ from uvcc_console.report.package import Package as Read
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.verify import run_verify
+from uvcc_engine import __version__
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.proof import standalone_verify
@@ -147,6 +149,10 @@ def test_the_two_verifiers_agree_on_falsified_packages(packed: tuple[Package, Pa
 def test_the_howto_is_followed_literally(packed: tuple[Package, Path], opened: Path) -> None:
     text = (opened / "HOWTO.md").read_text()
     assert "@" not in text.replace("@ssh", "")
+    (source,) = re.findall(r"\(`([\w/.]+)` of release ([\w.]+)\)", text)
+    assert source[1] == __version__
+    assert (opened / "verify.py").read_bytes() == (Path(uvcc_engine.__file__).parents[1] / source[0]).read_bytes()
+    assert "You do not know that each product was computed rightly" in text
     keys = re.search(r"```text\n(P0 .*?)```", text, re.DOTALL)
     assert keys is not None
     (opened.parent / "keys").write_text(keys[1])
