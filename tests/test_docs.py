@@ -209,6 +209,22 @@ def test_every_alert_exit_code_and_gate_has_its_runbook() -> None:
     assert set(alerts.headings("gates.md")) == set(alerts.gates())
 
 
+def test_every_key_that_a_runbook_has_one_press_or_set_is_there() -> None:
+    """A letter alone is a key of the console, ``:word`` a command of it, and ``limits.wait`` a key of the profile."""
+    from uvcc_console.plan.meanings import keys
+    from uvcc_console.plan.own_profiles import schema
+    from uvcc_console.ui.registry.keys import ACTIONS, COMMANDS
+
+    pressed, settings = {a.label for a in ACTIONS.values()}, {key for key, _ in keys(schema())}
+    sections = {key.partition(".")[0] for key in settings if "." in key} - {"job"}  # a job has keys of its kind
+    for page in RUNBOOKS:
+        words = set(re.findall(r"`([^`\n]+)`", (DOCS / "runbooks" / page).read_text(encoding="utf-8")))
+        assert {w for w in words if len(w) == 1 and not w.isdigit()} <= pressed, page
+        assert {w[1:].split()[0] for w in words if re.fullmatch(r":[a-z]\w*( .*)?", w)} <= COMMANDS.keys(), page
+        named = {w.partition(":")[0] for w in words if re.fullmatch(r"[a-z]\w*\.\w+(: \S+)?", w)}
+        assert {w for w in named if w.partition(".")[0] in sections} <= settings, page
+
+
 def test_every_end_of_a_halt_has_its_runbook() -> None:
     page = (DOCS / "runbooks" / "halts.md").read_text(encoding="utf-8")
     missing = {word for word in alerts.halt_words() if not re.search(rf"\b{word}\b", page, re.IGNORECASE)}

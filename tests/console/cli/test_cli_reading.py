@@ -20,6 +20,7 @@ from uvcc_console.cli.follow.headless import ProgressLine, Watched, outcome, ren
 from uvcc_console.cli.main import main
 from uvcc_console.cli.view.runs import table
 from uvcc_console.core import events as ev
+from uvcc_console.core import paths
 from uvcc_console.core.answers.shown import clock
 from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.fleet import procs, pulse
@@ -313,9 +314,18 @@ def test_profiles_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["profiles", "show", "dmo"]) == 2
 
 
-def test_paths_names_the_data_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_names_the_folders_of_data_and_of_configuration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The manual sends whoever looks for a key to the latter, which lies elsewhere where UVCC_HOME is not set."""
     assert main(["paths", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["data"] == os.environ["UVCC_HOME"]
+    told, home = json.loads(capsys.readouterr().out), os.environ["UVCC_HOME"]
+    assert (told["data"], told["config"]) == (home, f"{home}/config")
+    monkeypatch.delenv("UVCC_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert main(["paths"]) == 0
+    assert f"\nconfig          {paths.config_dir()}\n" in capsys.readouterr().out
 
 
 def watched(run_dir: Path) -> Watched:

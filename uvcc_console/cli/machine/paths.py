@@ -14,6 +14,7 @@ def run(argv: list[str]) -> int:
 
     found: dict[str, str | list[str]] = {
         "data": str(paths.data_dir()),
+        "config": str(paths.config_dir()),
         "runs": str(paths.runs_dir()),
         "profiles": [str(f) for f in folders() if f.is_dir()],
     }
