@@ -160,6 +160,14 @@ def test_phases_of_different_proposals_or_attempts_are_no_run(
     assert all("are of different proposals or attempts" in line for line in lines)
 
 
+def test_a_file_that_grew_is_told_of_before_it_is_read(package: Package, capsys: pytest.CaptureFixture[str]) -> None:
+    """To a terabyte of holes: hashing it took hours."""
+    with (package.artifacts / "run_full.log").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert verdicts(package, package.signers) == (1, 1)
+    assert "run_full.log is no file of " in said(capsys)["err"]
+
+
 OBEYED = "x\n\x1b[2J\x1b[H\x9b2JVERIFIED\r\u202e\u2028\udcff"
 
 

@@ -26,13 +26,13 @@ def check(found: Barriers, rosters: Mapping[int, Roster], ran: Mapping[str, Bund
 
     Raises VerificationError naming the stage, and the domain that signed something else or nothing.
     """
-    named = [name for name in PHASES if found.of(name)]
+    named = [name for name in PHASES if found.of(barriers.POLICY + name) or found.of(name)]
     try:
         barriers.in_order(found, barriers.stages_of(named, drill=bool(found.of(barriers.DRILL))))
     except ProtocolError as e:
         raise VerificationError("barriers", e.what, e.hint) from e
-    if absent := [name for name in named if whole and name not in ran]:
-        what = f"the domains signed that they reached {', '.join(absent)}, of which no bundle is here"
+    if absent := [name for name in named if whole and name not in ran and found.of(barriers.VERIFY + name)]:
+        what = f"the domains signed that they verified {', '.join(absent)}, of which no bundle is here"
         raise VerificationError("barriers", what, "ask whoever collected it for the whole run")
     for stage, digest, said in _due(rosters, ran):
         reached = found.of(stage)

@@ -530,9 +530,10 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     need(not (odd := sorted(there ^ set(listed))), Wrong, f"added or removed since it was signed: {', '.join(odd[:9])}")
     same("the list of files", sorted(there), [one["path"] for one in found["files"]])
     for name, one in listed.items():
-        need(files[name].is_file() and not files[name].is_symlink(), Wrong, f"{name} is no file")
-        with files[name].open("rb") as file: now = [hashlib.file_digest(file, "sha256").hexdigest(), file.tell()]
-        same(f"SHA-256 and size of {name}", [one["sha256"], one["bytes"]], now)
+        good = stat.S_ISREG((now := os.lstat(files[name])).st_mode) and now.st_size == one["bytes"]
+        need(good, Wrong, f"{name} is no file of {one['bytes']} bytes")
+        with files[name].open("rb") as file: found_here = hashlib.file_digest(file, "sha256").hexdigest()
+        same(f"SHA-256 of {name}", one["sha256"], found_here)
     for phase, b in bundles.items():
         ids = {"policy_hash": b.policy.hash.hex(), "sid_job": b.policy.sid.hex()}
         same(f"the manifest's phase {phase}", found["phases"].get(phase), ids)
@@ -585,8 +586,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
-    own: Any = {"type": lambda name: Path(name).resolve(), "metavar": "FILE"}  # the reader's: a link is his
-    for name in ("--allowed-signers", "--policy"): parser.add_argument(name, **own)
+    for n in ("--allowed-signers", "--policy"): parser.add_argument(n, type=lambda p: Path(p).resolve(), metavar="FILE")
     parser.error = lambda message: parser.exit(2, f"error: {message} (see: {parser.prog} --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(argv)
     try:
