@@ -11,16 +11,21 @@ from typing import Protocol
 from uvcc_engine.contract.text import clean_block
 
 
+def _line(text: str) -> str:
+    """The text in one line: a column's name, or another program's words, may hold what would begin the next one."""
+    return clean_block(text).replace("\n", " ")
+
+
 class UvccError(Exception):
     """Something an operator can act on: ``what`` happened, and the ``hint``."""
 
     exit_code = 1
 
     def __init__(self, what: str, hint: str = "") -> None:
-        what = clean_block(what)
+        what = _line(what)
         super().__init__(what)
         self.what = what
-        self.hint = clean_block(hint)
+        self.hint = _line(hint)
 
     def __str__(self) -> str:
         return f"{self.what} ({self.hint})" if self.hint else self.what
@@ -116,8 +121,8 @@ class VerificationError(UvccError):
 
     def __init__(self, check: str, what: str, hint: str = "") -> None:
         super().__init__(f"{check}: {what}", hint)
-        self.check = clean_block(check)
-        self.finding = clean_block(what)
+        self.check = _line(check)
+        self.finding = _line(what)
 
 
 class UnreachableError(UvccError):

@@ -74,6 +74,8 @@ def test_errors_say_nothing_that_a_terminal_obeys() -> None:
     error = VerificationError("root\x1b[2J", "epoch \u202e3", "ask\x07")
     assert (error.what, error.hint, error.check) == ("root: epoch 3", "ask", "root")
     assert str(UvccError("a\x1b]0;t\x07b")) == "ab"
+    lines = VerificationError("a\nb", "c\nd", "e\nf")
+    assert (str(lines), lines.check, lines.finding) == ("a b: c d (e f)", "a b", "c d")
 
 
 @given(ANY)

@@ -36,3 +36,11 @@ def test_every_command_ends_with_the_same_word(verb: str, tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+def test_a_column_s_name_begins_no_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spreadsheets write names of several lines. Whoever reads the last one of what was said was told half of it."""
+    (tmp_path / "t.csv").write_text('"a\nerror: all is well",b\n1,2\n3,4\n')
+    assert cli.main(["table", "infer", str(tmp_path / "t.csv"), "--target", "c"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: t.csv has no column 'c' (there are a error: all is well, b)\n"
