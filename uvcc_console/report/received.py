@@ -18,7 +18,7 @@ from uvcc_engine.transcript.formats import reading
 
 MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that somebody handed over
 MOST_FILES: Final = 1 << 18
-_LIST: Final = 128 * MOST_FILES  # bytes, with the names
+LONGEST_LIST: Final = 128 * MOST_FILES  # bytes, with the names
 _HEADS: Final = 64 * reading.KIB  # of what stands before a file in a tar archive, and what is read ahead
 _CHUNK: Final = reading.MIB
 _DAMAGED: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
@@ -72,8 +72,8 @@ class _BoundedReader(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Raises BadZipFile where a list is longer than ``MOST_FILES`` files make it."""
-        if size is not None and size > _LIST:
-            raise zipfile.BadZipFile(f"a list of files of more than {_LIST} bytes, as no package has it")
+        if size is not None and size > LONGEST_LIST:
+            raise zipfile.BadZipFile(f"a list of files of more than {LONGEST_LIST} bytes, as no package has it")
         return super().read(size)
 
 

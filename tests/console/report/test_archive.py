@@ -360,14 +360,14 @@ def test_what_stands_beside_a_file_is_not_read_into_memory_however_long_it_says_
 
 def test_a_list_of_files_is_not_read_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a package of 80 MB that listed one file over and over, 740 MB were kept before the files were counted."""
-    monkeypatch.setattr(received, "_LIST", 1000)
+    monkeypatch.setattr(received, "LONGEST_LIST", 1000)
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as made:
         for number in range(30):
             made.writestr(f"run/{number}", b"x" * 5000)
     wanted = pytest.raises(UnreadableError, match="a list of files of more than 1000 bytes")
     with wanted, received.unpacked(tmp_path / "x.zip"):
         pass
-    monkeypatch.setattr(received, "_LIST", 100_000)  # of all files together there is more
+    monkeypatch.setattr(received, "LONGEST_LIST", 100_000)  # of all files together there is more
     with received.unpacked(tmp_path / "x.zip") as folder:
         assert len(list(folder.iterdir())) == 30
 
