@@ -23,6 +23,7 @@ _SEQUENCE: Final = re.compile(
 )
 _ODD: Final = re.compile(r"[^ -~]")
 _ODD_IN_BLOCK: Final = re.compile(r"[^ -~\n\t]")
+_MARKUP: Final = re.compile(r"(?<!\\)(\\*)(<(?=[A-Za-z/!?])|(?<=\])\(|\|)")  # with what would escape the escape
 _SPACES: Final = frozenset(("Zs", "Zl", "Zp"))
 _NOTHING: Final = frozenset(("Cc", "Cf", "Cs"))
 
@@ -58,7 +59,7 @@ def clean_block(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """A line of text for a file in Markdown, cleaned: no tag, link or picture begins in it, no cell of a table ends."""
-    return clean(text).replace("<", "\\<").replace("](", "]\\(").replace("|", "\\|")
+    return _MARKUP.sub(lambda m: f"{m[1] * 2}\\{m[2]}", clean(text))
 
 
 def counted(n: int, word: str, plural: str = "") -> str:

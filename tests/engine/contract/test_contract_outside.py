@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.parsing import untrusted
-from uvcc_engine.contract.text import clean, clean_block
+from uvcc_engine.contract.text import clean, clean_block, in_markdown
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -76,6 +76,21 @@ def test_errors_say_nothing_that_a_terminal_obeys() -> None:
     assert str(UvccError("a\x1b]0;t\x07b")) == "ab"
     lines = VerificationError("a\nb", "c\nd", "e\nf")
     assert (str(lines), lines.check, lines.finding) == ("a b: c d (e f)", "a b", "c d")
+
+
+@pytest.mark.parametrize(
+    ("raw", "kept"),
+    [
+        ("<= 20 s, 1 < 2 (so)", "<= 20 s, 1 < 2 (so)"),
+        ("<img src=x> </b><!-- <?", "\\<img src=x> \\</b>\\<!-- \\<?"),
+        ("![a](http://x) [a][b]", "![a]\\(http://x) [a][b]"),
+        ("a|b", "a\\|b"),
+        ("\\<b> \\\\| \\n", "\\\\\\<b> \\\\\\\\\\| \\n"),
+        ("\x1b[31m<b>\n# c", "\\<b> # c"),
+    ],
+)
+def test_a_text_in_markdown_stays_text(raw: str, kept: str) -> None:
+    assert in_markdown(raw) == kept
 
 
 @given(ANY)
