@@ -24,6 +24,18 @@ def test_what_the_page_names_is_there(path: str, name: str) -> None:
         assert hasattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
 
 
+def test_every_file_of_ours_that_the_manual_names_is_there() -> None:
+    """Many a sentence, of the pages on security first of all, says which test or module holds the code to it."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING"))]
+    named = {
+        (page.relative_to(ROOT).as_posix(), path)
+        for page in pages
+        for path in re.findall(r"`((?:tests|uvcc_engine|uvcc_console)/[\w./-]*\w)", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    assert sorted((page, path) for page, path in named if not (ROOT / path).exists()) == []
+
+
 def test_the_page_lists_the_stages_of_the_main_job() -> None:
     listed = re.search(r"`uvcc_console/rollout/stage_runner\.py:StageRunner`\): ([^.]+)\.", PAGE)
     assert listed is not None
