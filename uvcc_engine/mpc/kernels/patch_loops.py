@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
 
 Words = NDArray[np.uint64]
-Sizes = tuple[int, int]
+_Pair = tuple[int, int]
 
 
 @compiled_loop
 def cut_patches(
     images: Words,
     channels: int,
-    image: Sizes,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    count: Sizes,
+    image: _Pair,
+    kernel: _Pair,
+    stride: _Pair,
+    padding: _Pair,
+    count: _Pair,
     more: int,
     out: Words,
 ) -> None:
@@ -60,7 +60,7 @@ def cut_patches(
 
 @compiled_loop
 def add_patches(
-    patches: Words, channels: int, image: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, count: Sizes, out: Words
+    patches: Words, channels: int, image: _Pair, kernel: _Pair, stride: _Pair, padding: _Pair, count: _Pair, out: Words
 ) -> None:
     """See ``Kernels.add_patches``: into each row of ``out`` those of one image."""
     height, width = image
