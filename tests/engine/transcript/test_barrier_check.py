@@ -137,6 +137,9 @@ def test_files_that_hold_no_barriers_are_refused_in_plain_words(run: DomainsRun)
     (run.root / barriers.FILE).write_text(json.dumps(["", "x", "{}", '{"content": {}}']))
     with pytest.raises(VerificationError, match="did not sign that it reached roster"):
         check(run)
+    (run.root / barriers.FILE).unlink()
+    with pytest.raises(VerificationError, match=r"there is no barriers\.json: nobody shows how they drove it"):
+        check(run)
     (run.root / roster.FILE).unlink()
     with pytest.raises(VerificationError, match=r"there is no rosters\.json"):
         check(run)

@@ -70,7 +70,7 @@ def _owners(target: PackageTarget, proposal: Proposal, ran: Mapping[str, Bundle]
     path = target.root / input_attribution.OWNERS_FILE
     if not proposal.owners or (not path.exists() and not ran[target.decides].policy.proposal):
         return ""  # of public data, or shared by the operator of all three parties
-    rosters, bodies = _rosters(target.root, proposal), _bodies(path)
+    rosters, bodies = _rosters(target.root, proposal), _due(path, "whose inputs they are")
     for bundle in ran.values():
         found = input_attribution.check(bodies, proposal, rosters, bundle.policy)
     return f"\nowners       {len(found)} shared for this attempt, to these pods; the policy commits to what they signed"
@@ -105,6 +105,13 @@ def _bodies(path: Path) -> list[str]:
     return found
 
 
+def _due(path: Path, what: str) -> list[str]:
+    """The records of a file that a run of three domains has. Raises VerificationError where it was left out."""
+    if not path.exists():
+        raise VerificationError("domains", f"there is no {path.name}: nobody shows {what}")
+    return _bodies(path)
+
+
 def _rosters(root: Path, proposal: Proposal) -> dict[int, Roster]:
     """The three rosters of one attempt. Raises VerificationError naming a domain that vouches for nothing, or lies."""
     bodies = _bodies(root / roster.FILE)
@@ -135,7 +142,7 @@ def _driven(target: PackageTarget, proposal: Proposal, ran: Mapping[str, Bundle]
                         "rosters", f"P{p}'s domain does not vouch for the pod p{p}r{replica} of the policy"
                     )
     try:
-        found = barriers.gathered(proposal, rosters[0].attempt, _bodies(target.root / barriers.FILE))
+        found = barriers.gathered(proposal, rosters[0].attempt, _due(target.root / barriers.FILE, "how they drove it"))
     except ProtocolError as e:
         raise VerificationError("barriers", e.what, e.hint) from e
     barrier_check.check(found, rosters, ran, whole=target.whole)
