@@ -87,6 +87,18 @@ async def test_a_create_may_take_its_time_and_who_gives_up_waiting_leaves_no_sil
         await calls.close()
 
 
+async def test_one_that_asks_to_wait_is_told_with_its_own_words() -> None:
+    async with VirtualClock() as clock:
+        busy = httpx.Response(429, json={"error": "slow down"}, headers={"Retry-After": "60"})
+        calls = Asking("http://api.test", "key", transport=httpx.MockTransport(lambda _: busy), clock=clock)
+        asking = asyncio.create_task(calls.look())
+        await clock.sleep(20.0)
+        assert "(429 slow down); it is asked again" in calls.silence()[0]
+        asking.cancel()
+        await asyncio.wait({asking})
+        await calls.close()
+
+
 async def test_of_a_cluster_it_is_said_how_to_ask_it_by_hand() -> None:
     async with VirtualClock() as clock:
         fleet = KubernetesFleet(provider="kubernetes", kubeconfig="/home/me/kube conf", context="lab")

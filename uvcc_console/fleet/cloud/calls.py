@@ -177,13 +177,14 @@ class Calls:
                 if sent and not call.repeat:
                     break
             else:
-                if response.status_code < 500:
+                if response.status_code < 500 and response.status_code != 429:
                     self._silence.answered()
                 if response.status_code < 400:
                     return _body(response)
                 text = explain(response)
                 trouble = f"{response.status_code} {text}"
                 if response.status_code == 429:  # it was not obeyed, so asking again is safe for every call
+                    self._silence.failed(trouble)
                     pause = max(pause, _retry_after(response, self.clock.now()))
                 elif response.status_code < 500:
                     log.warning("%s %s is refused: %s", call.method, call.path, trouble)
