@@ -22,6 +22,7 @@ LONGEST_LIST: Final = 128 * MOST_FILES  # bytes, with the names
 _HEADS: Final = 64 * reading.KIB  # of what stands before a file in a tar archive, and what is read ahead
 _CHUNK: Final = reading.MIB
 _DAMAGED: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
+_ENCRYPTED: Final = 1  # the flag of a zip archive's file
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -59,6 +60,11 @@ def _unzip(path: Path, home: Path) -> None:
     with _BoundedReader(open(path, "rb", buffering=0)) as file, zipfile.ZipFile(file) as archive:
         for number, entry in enumerate(archive.infolist()):
             _check_count(path, number)
+            if entry.is_dir() and not entry.file_size:
+                continue  # as other programs note them: a file's own name makes its folders
+            if entry.flag_bits & _ENCRYPTED:
+                hint = "ask for one without a password, or unpack it and verify the folder"
+                raise UnreadableError(f"{reading.shown(path)} is encrypted", hint)
             if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
                 raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.filename, 80)}: no plain file")
             if entry.compress_type not in _METHODS:
@@ -95,6 +101,9 @@ def _take_all(path: Path, home: Path, archive: tarfile.TarFile, metered: _Metere
         if archive.pax_headers:
             raise tarfile.ReadError("a head about all files, as no package has it")
         archive.members = []  # type: ignore[attr-defined]  # it would keep what it read of every file
+        if entry.isdir():
+            metered.allow(0)
+            continue
         source = archive.extractfile(entry) if entry.isreg() and not entry.issparse() else None
         if source is None:
             raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")

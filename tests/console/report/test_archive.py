@@ -309,12 +309,43 @@ def test_no_name_leads_out_of_the_folder(kind: str, name: str, tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
 def test_only_plain_files_are_unpacked(kind: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.tar.zst"
     tarred(path, "run/link", kind)
     with pytest.raises(UnreadableError, match="no plain file"), received.unpacked(path):
         pass
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.zst"])
+def test_folders_that_another_program_noted_are_passed_over(kind: str, tmp_path: Path) -> None:
+    """``zip -r`` and ``tar`` note a folder before its files; what is in none of them is made by no name."""
+    path, plain = tmp_path / f"x.{kind}", io.BytesIO()
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "logs" / "a").write_bytes(b"1")
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as made:
+            for one in ("run", "run/logs", "run/logs/a"):
+                made.write(tmp_path / one, one)
+            made.writestr("../out/", b"")
+    else:
+        with tarfile.open(fileobj=plain, mode="w") as tar:
+            tar.add(tmp_path / "run", "run")
+        path.write_bytes(received.zstandard_module().ZstdCompressor().compress(plain.getvalue()))
+    with received.unpacked(path) as folder:
+        assert [str(p.relative_to(folder)) for p in sorted(folder.rglob("*"))] == ["logs", "logs/a"]
+    assert not (tmp_path.parent / "out").exists()
+
+
+def test_an_encrypted_zip_is_told_as_that(tmp_path: Path) -> None:
+    zipped(tmp_path / "x.zip", "run/a")
+    data = bytearray((tmp_path / "x.zip").read_bytes())
+    for head, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(head) + at] |= 1  # the flag that the file is encrypted
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(UnreadableError, match="is encrypted") as e, received.unpacked(tmp_path / "x.zip"):
+        pass
+    assert "without a password" in e.value.hint
 
 
 def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
