@@ -424,6 +424,8 @@ def test_the_time_left_is_that_of_the_work_and_of_the_run_s_own_clock() -> None:
     for s, now, left in ((told, at + 60.0, "1 h 29 m"), (jumped, at + 3660.0, "1 h 29 m")):
         text = text_of(cost.page_lines(View(snap=s, now=now), 140))
         assert f"time left   {left} of the run's life" in text
+    over = dataclasses.replace(told, ended=at)
+    assert "time left" not in text_of(cost.page_lines(View(snap=over, now=at + 60.0), 140))
     full = Story(price=2.4).full(30)
     snap = dataclasses.replace(view_of(full).snap, profile=profile)
     text = text_of(cost.page_lines(View(snap=snap, now=snap.updated), 140))

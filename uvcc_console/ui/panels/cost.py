@@ -78,7 +78,7 @@ def _time_left(view: View) -> list[Line]:
     going = s.status == "running" and not view.stale and not stalled_s(view) and not halting(s)
     work = eta(s, view.now) if going else None
     ttl = limit_of(s, "ttl")
-    life = s.created + ttl - (s.ended or view.now) - s.clock_shift if ttl and s.created else None
+    life = s.created + ttl - view.now - s.clock_shift if ttl and s.created and not s.ended else None
     line: list[Span] = []
     if work is not None:
         short = life is not None and work > life
